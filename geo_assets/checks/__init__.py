@@ -1,0 +1,1 @@
+"""Thin Dagster shells over the domain: one file for each check family."""

@@ -1,0 +1,36 @@
+"""The topics of the event log, their keys, and the headers of a record: one word each, the same everywhere."""
+
+from __future__ import annotations
+
+RAW = "raw"
+"""What the edge accepted, byte for byte. Key: `source:feature id`, or `source:event id` for a collection."""
+TILES = "tiles"
+"""Hints that a tile should be looked at again. Key: `zoom:quadkey`."""
+TILE_UPDATED = "tile-updated"
+"""Announcements of committed tiles. Key: `zoom:quadkey`."""
+DEAD_LETTERS = "dead-letters"
+"""Records that cannot be processed. Key: the source, or the tile."""
+POSITIONS = "positions"
+"""Device positions. Key: device id."""
+FENCES = "fences"
+"""Geofences. Key: fence id."""
+
+ALL = (RAW, TILES, TILE_UPDATED, DEAD_LETTERS, POSITIONS, FENCES)
+
+HEADER_EVENT_ID = "event-id"
+HEADER_SOURCE = "source"
+HEADER_KIND = "kind"
+"""`features`, `tiles`, `positions` or `fences`: the endpoint a raw record came through."""
+HEADER_CONTENT_TYPE = "content-type"
+HEADER_CRS = "source-crs"
+"""What `X-Source-CRS` said."""
+HEADER_RECEIVED_MS = "received-ms"
+"""Milliseconds since the epoch, UTC, never falling within one edge process: the event time of what came without one."""
+HEADER_SHA256 = "sha256"
+"""Hex sha256 of the body (after decompression)."""
+HEADER_POINTER = "pointer"
+"""Name of the inbox object that holds the body; the record's value is empty then."""
+HEADER_VERTEX_COUNT = "vertex-count"
+HEADER_REGION_PRIORITY = "region-priority"
+HEADER_REPLAY = "replay"
+"""Id of the dead letter that this record replays."""

@@ -1,0 +1,76 @@
+"""Settings, from the environment (`GEO_ASSETS_*`) and flags: where things are and how large they may get.
+
+Every default has its reason beside it. What a map consists of (layers) and who may write (sources) are files of their
+own in the home folder; this module only says where they are.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """One process's settings. Frozen: a changed setting is a restarted process."""
+
+    model_config = SettingsConfigDict(env_prefix="GEO_ASSETS_", frozen=True, extra="ignore")
+
+    home: Path = Field(default=Path(".geo_assets"), description="Folder of all embedded data.")
+    host: str = Field(default="127.0.0.1", description="Address the services listen on; loopback unless asked otherwise.")
+    edge_port: int = Field(default=8787, ge=1, le=65535)
+    tiles_port: int = Field(default=8788, ge=1, le=65535)
+    dagster_port: int = Field(default=3000, ge=1, le=65535)
+    public_tiles_url: str | None = Field(default=None, description="URL of the tile server as browsers see it; default from host and port.")
+    public_dagster_url: str | None = Field(default=None, description="URL of the Dagster UI as browsers see it.")
+    public_edge_url: str | None = Field(default=None, description="URL of the edge as senders see it.")
+    forwarded_allow_ips: str = Field(default="127.0.0.1", description="Proxies whose X-Forwarded-* headers are believed.")
+    log_level: str = Field(default="info")
+    log_format: str = Field(default="auto", description="`console`, `json`, or `auto`: console on a terminal.")
+
+    # Bodies: 100 MB is the largest collection a sender should post; above 10 MB it is streamed to the inbox.
+    body_limit_bytes: int = Field(default=100_000_000, ge=1_000)
+    stream_above_bytes: int = Field(default=10_000_000, ge=1_000)
+    clock_tolerance_s: int = Field(default=300, description="Standard Webhooks: five minutes.")
+    # A geometry that takes longer than 30 s is hostile or belongs in an import.
+    task_timeout_s: float = Field(default=30.0, gt=0, le=120.0)
+    max_vertices: int = Field(default=1_000_000, ge=4, description="Vertices one feature may have.")
+    ingest_workers: int = Field(default=2, ge=1)
+    build_workers: int = Field(default=2, ge=1, description="Processes that encode tiles in one run.")
+    build_timeout_s: float = Field(default=120.0, gt=0, description="Longest a single tile may take to build.")
+    max_attempts: int = Field(default=3, ge=1, description="Builds of a tile that may fail before it is a dead letter.")
+
+    # Retention: the guard and the tombstones outlive the log twice, so that no replay finds them gone.
+    retention_s: int = Field(default=7 * 24 * 3600, ge=60)
+    log_partitions: int = Field(default=4, ge=1, le=256)
+
+    manifest_cap: int = Field(default=20_000, ge=1, description="Tiles a backfill may touch without an explicit override.")
+    edit_cap: int = Field(default=2_000, ge=1, description="Tiles one edit marks at once; the rest becomes a manifest.")
+    confirm_above: int = Field(default=2_000, ge=0, description="Tiles above which the command line asks.")
+    coverage_floor: float = Field(default=0.995, ge=0, le=1)
+    dead_letter_rate: float = Field(default=0.01, ge=0, le=1)
+
+    batch_tiles: int = Field(default=2_500, ge=1, description="Most tiles of one run: a run costs 2-4 s before its first tile.")
+    runs_in_flight: int = Field(default=2, ge=1, description="Runs requested and not ended.")
+    lease_s: float = Field(default=120.0, gt=0, description="A batch's lease; renewed every tick while its run lives.")
+    garbage_grace_s: float = Field(default=600.0, ge=0, description="How long an object that is no longer current is kept.")
+    image_digest: str = Field(default="local", description="Digest of the image a process runs from; in every tile's metadata.")
+
+    sources_file: Path | None = Field(default=None, description="YAML with the sources; default `sources.yaml` in the home folder.")
+    layers_file: Path | None = Field(default=None, description="YAML with the layers; default `layers.yaml` in the home folder.")
+
+    @property
+    def tiles_url(self) -> str:
+        """Where browsers find the tile server, without a slash at the end."""
+        return (self.public_tiles_url or f"http://{self.host}:{self.tiles_port}").rstrip("/")
+
+    @property
+    def dagster_url(self) -> str:
+        """Where browsers find the Dagster UI, without a slash at the end."""
+        return (self.public_dagster_url or f"http://{self.host}:{self.dagster_port}").rstrip("/")
+
+    @property
+    def edge_url(self) -> str:
+        """Where senders find the edge, without a slash at the end."""
+        return (self.public_edge_url or f"http://{self.host}:{self.edge_port}").rstrip("/")

@@ -1,0 +1,172 @@
+"""What an event log promises. Adapters keep it; the contract suite in geo_assets_tests shows that they do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, runtime_checkable
+
+
+class LogError(Exception):
+    """The event log could not do what was asked."""
+
+
+class LogUnavailable(LogError):
+    """The log cannot take or give records now (disk full, broker away, locked too long); try again later."""
+
+
+class UnknownTopic(LogError):
+    """The topic was never declared."""
+
+
+class RecordTooLarge(LogError):
+    """A record is larger than the log takes in one piece; it names the size and the limit in bytes."""
+
+
+class OffsetOutOfRange(LogError):
+    """The offset lies before the oldest record that retention left, or beyond the end."""
+
+    def __init__(self, topic: str, partition: int, offset: int, begin: int, end: int) -> None:
+        super().__init__(f"offset {offset} of {topic}/{partition} is outside {begin}..{end}")
+        self.topic, self.partition, self.offset, self.begin, self.end = topic, partition, offset, begin, end
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSpec:
+    """A topic as it is declared: its name, its partitions, how long it keeps records, what one record may weigh."""
+
+    name: str
+    partitions: int = 4
+    retention_ms: int = 7 * 24 * 3600 * 1000
+    max_record_bytes: int = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class NewRecord:
+    """A record to append. A key places it in a partition (same key, same partition, same order); None spreads it."""
+
+    topic: str
+    key: str | None
+    value: bytes | None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    timestamp_ms: int | None = None
+    """Milliseconds since the epoch, UTC; None stamps it when it is appended."""
+    partition: int | None = None
+    """Names the partition outright; None places it by its key."""
+
+
+class Record(NamedTuple):
+    """A record as it stands in the log."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: str | None
+    value: bytes | None
+    headers: Mapping[str, str]
+    timestamp_ms: int
+
+
+class Position(NamedTuple):
+    """Where a record stands: partition and offset."""
+
+    partition: int
+    offset: int
+
+
+class Extent(NamedTuple):
+    """What a partition holds: `begin` is its oldest offset, `end` the offset the next record will get."""
+
+    begin: int
+    end: int
+
+
+@runtime_checkable
+class Consumer(Protocol):
+    """A member of a group. Partitions of the topics are shared among the members that are alive.
+
+    A partition passes to another member when this one closes or is silent past its session timeout; it then goes on
+    from the committed offset, so records since then come again (at least once).
+    """
+
+    def poll(self, max_records: int = 500, timeout_s: float = 1.0) -> list[Record]:
+        """Up to `max_records` next records of the partitions held, waiting at most `timeout_s` for a first one."""
+        ...
+
+    def commit(self, next_offsets: Mapping[tuple[str, int], int]) -> None:
+        """Durably set (topic, partition) -> next offset to read. One of a partition no longer held is ignored."""
+        ...
+
+    def seek_to_committed(self) -> None:
+        """Forget what was polled and not committed: the next poll gives it again (after a transient fault)."""
+        ...
+
+    def assignment(self) -> frozenset[tuple[str, int]]:
+        """The (topic, partition) pairs held now."""
+        ...
+
+    def close(self) -> None:
+        """Leave the group at once."""
+        ...
+
+
+@runtime_checkable
+class EventLog(Protocol):
+    """Records by topic and partition, kept for a time, read from any offset by any number of processes."""
+
+    def ensure_topics(self, specs: Sequence[TopicSpec]) -> None:
+        """Create the topics that are missing. Partitions of an existing one only grow; retention is updated."""
+        ...
+
+    def topics(self) -> Mapping[str, TopicSpec]:
+        """Every declared topic."""
+        ...
+
+    def topic_id(self, topic: str) -> str:
+        """An identity that a deleted and re-created topic does not share. Raises UnknownTopic."""
+        ...
+
+    def append(self, records: Sequence[NewRecord]) -> list[Position]:
+        """Append all or none of them durably (in order per key) and say where they stand.
+
+        Raises:
+            UnknownTopic: A topic was never declared.
+            RecordTooLarge: A record is over its topic's limit; nothing was appended.
+            LogUnavailable: Not now; nothing was acknowledged.
+        """
+        ...
+
+    def read(
+        self, topic: str, partition: int, offset: int, max_records: int = 10_000, max_bytes: int = 16_000_000
+    ) -> list[Record]:
+        """Records from `offset` on, bounded by both limits (at least one record if there is one); never waits.
+
+        Raises:
+            UnknownTopic: The topic was never declared.
+            OffsetOutOfRange: Retention took the offset, or it lies beyond the end.
+        """
+        ...
+
+    def extents(self, topic: str) -> dict[int, Extent]:
+        """Begin and end of every partition. Raises UnknownTopic."""
+        ...
+
+    def committed(self, group: str, topic: str) -> dict[int, int]:
+        """The group's next offset of every partition it committed one for."""
+        ...
+
+    def commit(self, group: str, topic: str, next_offsets: Mapping[int, int]) -> None:
+        """Set a group's offsets outright, for readers that keep their positions elsewhere and only show them here."""
+        ...
+
+    def consumer(self, group: str, topics: Sequence[str], *, from_end: bool = False) -> Consumer:
+        """Join a group. Where it committed nothing it starts at the oldest record, or with `from_end` at the end."""
+        ...
+
+    def enforce_retention(self, now_ms: int | None = None) -> dict[str, int]:
+        """Delete what is older than its topic keeps; records deleted by topic. A broker that does so itself: {}."""
+        ...
+
+    def close(self) -> None:
+        """Release files and connections."""
+        ...

@@ -1,0 +1,1 @@
+"""Tile store: immutable objects by name. protocol.py says what is promised; the other modules keep it."""

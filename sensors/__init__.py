@@ -1,0 +1,1 @@
+"""Sensors: pure planning functions under thin decorated shells."""
