@@ -18,7 +18,7 @@ from rich.table import Table
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure: `ratio` is how many times better than what `against` names, or the share of a target that it names."""
+    """One figure; `ratio` is how many times better it is than what `against` names."""
 
     name: str
     value: float
@@ -48,11 +48,11 @@ class Report:
         )
 
     def note(self, text: str) -> None:
-        """Add a line below the table: what was skipped and why, or what a figure does not say."""
+        """Add a line below the table: what was skipped, or what a figure does not say."""
         self.notes.append(text)
 
     def finish(self, json_path: Path | str | None = None) -> None:
-        """Print the table, and write the rows as a JSON list `{name, value, unit, against, ratio}` when a file is named."""
+        """Print the table; with a file, also write the rows as a JSON list `{name, value, unit, against, ratio}`."""
         cores = os.cpu_count() or 1
         title = f"{self.name}{' (quick)' if self.quick else ''} · Python {platform.python_version()}, {cores} cores"
         table = Table(title=title, title_justify="left")
