@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
@@ -10,6 +11,8 @@ from geo_assets.tiles.tile import MAX_ZOOM
 
 EXTENT = 4096
 """Units a side of a tile in MVT, the field's usual grid (Mapbox Vector Tile 2.1, section 4.1 gives it as default)."""
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
 
 class LayerError(ValueError):
@@ -21,12 +24,12 @@ class Layer:
     """One layer of the map.
 
     Args:
-        name: Name in the tile, 1 to 64 characters of `a-z 0-9 _ -`.
+        name: Name in the tile, 1 to 64 characters of `A-Z a-z 0-9 _ -`.
         min_zoom: First zoom at which anything of it shows.
         max_zoom: Last zoom at which it shows.
         min_pixels: Side in pixels (of a 256-pixel tile) from which a line or polygon shows; 0 shows every size.
             Points have no size: only the zooms limit them.
-        simplify: Tolerance in pixels (of a 256-pixel tile) for lines and polygons below `max_zoom`; 0 keeps every vertex.
+        simplify: Tolerance in pixels (of a 256-pixel tile) for lines and polygons below `max_zoom`; 0 keeps all.
         attributes: Properties that go into the tile; None takes all.
         description: One line for people; it reaches TileJSON, not the tile.
 
@@ -43,11 +46,12 @@ class Layer:
     description: str = ""
 
     def __post_init__(self) -> None:
-        if not (1 <= len(self.name) <= 64 and self.name.replace("_", "a").replace("-", "a").isalnum() and self.name.isascii()):
-            raise LayerError(f"layer name {self.name[:80]!r} is not 1..64 characters of a-z, 0-9, _ and -")
+        if not _NAME.fullmatch(self.name):
+            raise LayerError(f"layer name {self.name[:80]!r} is not 1..64 characters of A-Z, a-z, 0-9, _ and -")
         if not 0 <= self.min_zoom <= self.max_zoom <= MAX_ZOOM:
             raise LayerError(
-                f"layer {self.name}: min_zoom {self.min_zoom} and max_zoom {self.max_zoom} are not 0 <= min <= max <= {MAX_ZOOM}"
+                f"layer {self.name}: min_zoom {self.min_zoom} and max_zoom {self.max_zoom} "
+                f"are not 0 <= min <= max <= {MAX_ZOOM}"
             )
         for field_name in ("min_pixels", "simplify"):
             value = getattr(self, field_name)
@@ -55,7 +59,7 @@ class Layer:
                 raise LayerError(f"layer {self.name}: {field_name} {value} is outside 0..256 pixels")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=True)
 class LayerSet:
     """The layers of a map and the grid they are drawn on.
 
@@ -75,7 +79,7 @@ class LayerSet:
     extent: int = EXTENT
     max_zoom: int = 18
     attribution: str = ""
-    _by_name: dict[str, Layer] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _by_name: dict[str, Layer] = field(init=False, repr=False, compare=False, default_factory=dict[str, Layer])
 
     def __post_init__(self) -> None:
         if not self.layers:

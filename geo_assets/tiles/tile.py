@@ -1,5 +1,8 @@
 """The tile: an immutable z/x/y in WebMercatorQuad, its partition key and its boxes. Nothing about features or bytes."""
 
+# mercantile ships without types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import re
@@ -12,7 +15,7 @@ MAX_ZOOM = 22
 """Deepest zoom of a tile: 2^22 tiles a side are 9.6 m on the equator; below that, clients overzoom."""
 
 HALF_WORLD = 20037508.342789244
-"""Half the side of the EPSG:3857 square in metres, pi * 6378137 (OGC Two Dimensional Tile Matrix Set 2.0, Annex D.1)."""
+"""Half the side of the EPSG:3857 square in metres, pi * 6378137 (OGC Two Dimensional Tile Matrix Set 2.0, D.1)."""
 
 MAX_LATITUDE = 85.0511287798066
 """Latitude in degrees at which Web Mercator is square, atan(sinh(pi))."""
