@@ -1,0 +1,59 @@
+"""What reading a file gives: features as the events module takes them, a total for progress, and what was left out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+_encode = msgspec.json.Encoder().encode
+
+
+class ReadingError(Exception):
+    """A file that cannot be imported: one line that names it, what is wrong and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A file that was opened. Iterate it once: features as JSON bytes, in the file's order.
+
+    A feature's JSON has `type`, `id`, `layer`, `properties`, `geometry` (an object, or hex WKB), and `version` where the
+    file has one. Coordinates are in `crs`, in the file's own axis order as GIS files have it: x (lon, east) first.
+    """
+
+    path: Path
+    format: str
+    """`OpenStreetMap`, `GeoJSON`, `GeoJSONSeq`, `GeoParquet`, or GDAL's name of its driver."""
+    crs: str | None
+    """The declared CRS of every feature: `EPSG:3067`, WKT or PROJJSON. None: the file declares none."""
+    total: int | None
+    """Objects in the file; None where only reading it would tell."""
+    read: Callable[[Counter[str]], Iterator[bytes]] = field(repr=False)
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Objects that became no feature, by reason; complete when the iteration ended."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Features as JSON bytes.
+
+        Raises:
+            ReadingError: The file turns out to be damaged on the way.
+        """
+        return self.read(self.left_out)
+
+
+def feature_json(
+    feature_id: int | str, version: int | None, layer: str | None, properties: dict[str, Any], geometry: str | None
+) -> bytes:
+    """One feature as JSON; the geometry as hex WKB, or None."""
+    feature: dict[str, Any] = {"type": "Feature", "id": feature_id}
+    if version is not None:
+        feature["version"] = version
+    if layer is not None:
+        feature["layer"] = layer
+    feature["properties"] = properties
+    feature["geometry"] = geometry
+    return _encode(feature)
