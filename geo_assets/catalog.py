@@ -1,0 +1,187 @@
+"""Writing to Dagster's asset catalog: many events at the price of a few transactions, behind one function.
+
+What a tile's materialization says is decided here too, so that run, sensor and repair say the same. Measured on two
+cores: Dagster stores one event in 13-33 ms, a new connection and a commit each; in batches 0.4 ms.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dagster import (
+    AssetKey,
+    AssetMaterialization,
+    AssetObservation,
+    DagsterEventType,
+    DagsterInstance,
+    MetadataValue,
+)
+from dagster._core.events import (
+    AssetObservationData,
+    DagsterEvent,
+    DagsterEventBatchMetadata,
+    StepMaterializationData,
+    generate_event_batch_id,
+)
+from dagster._core.instance import RUNLESS_JOB_NAME, RUNLESS_RUN_ID
+
+from geo_assets.tiles.tile import Tile
+from resources.ledger.protocol import Owed
+
+TILES = AssetKey("tiles")
+FEATURES = AssetKey("features")
+
+PARTITIONS = "tiles"
+"""Name of the dynamic partitions definition of the asset `tiles`."""
+
+BATCH_EVENTS = 1_000
+"""Events of one transaction: 1,000 hold SQLite's write lock for about 0.3 s, and larger ones gain nothing."""
+
+_BATCH_SIZE = "DAGSTER_EVENT_BATCH_SIZE"
+"""Dagster batches only where this is set; where it is not, each event is a transaction again."""
+
+
+@dataclass(frozen=True, slots=True)
+class InRun:
+    """The run and step that the events belong to; events without one are stored as reported from outside."""
+
+    run_id: str
+    job_name: str
+    step_key: str | None = None
+
+
+def report_materializations(
+    instance: DagsterInstance, events: Iterable[AssetMaterialization | AssetObservation], *, run: InRun | None = None
+) -> int:
+    """Store events in the catalog in batches of `BATCH_EVENTS`, durably before it returns.
+
+    Args:
+        instance: Dagster's instance.
+        events: Materializations and observations, in the order in which they happened.
+        run: The run that made them; None reports them from outside any run.
+
+    Returns:
+        How many events were stored.
+    """
+    if int(os.environ.get(_BATCH_SIZE, "0")) < BATCH_EVENTS:
+        os.environ[_BATCH_SIZE] = str(BATCH_EVENTS)
+    count = 0
+    batch: list[AssetMaterialization | AssetObservation] = []
+    for event in events:
+        batch.append(event)
+        if len(batch) == BATCH_EVENTS:
+            _report_batch(instance, batch, run)
+            count += len(batch)
+            batch = []
+    if batch:
+        _report_batch(instance, batch, run)
+    return count + len(batch)
+
+
+def _report_batch(
+    instance: DagsterInstance, batch: Sequence[AssetMaterialization | AssetObservation], run: InRun | None
+) -> None:
+    batch_id = generate_event_batch_id()
+    # All made before the first is sent: one that cannot be made must not leave its neighbours in Dagster's buffer.
+    events = [_dagster_event(event, run) for event in batch]
+    for index, event in enumerate(events):
+        instance.report_dagster_event(
+            event,
+            run_id=RUNLESS_RUN_ID if run is None else run.run_id,
+            batch_metadata=DagsterEventBatchMetadata(batch_id, index == len(events) - 1),
+        )
+
+
+def _dagster_event(event: AssetMaterialization | AssetObservation, run: InRun | None) -> DagsterEvent:
+    if isinstance(event, AssetMaterialization):
+        kind, data = DagsterEventType.ASSET_MATERIALIZATION, StepMaterializationData(event, [])
+    else:
+        kind, data = DagsterEventType.ASSET_OBSERVATION, AssetObservationData(event)
+    return DagsterEvent(
+        event_type_value=kind.value,
+        job_name=RUNLESS_JOB_NAME if run is None else run.job_name,
+        step_key=None if run is None else run.step_key,
+        message=event.description or "",
+        event_specific_data=data,
+    )
+
+
+def map_url(tiles_url: str, tile: Tile) -> str:
+    """Link to the map page, centred on the tile at its zoom: `#zoom/lat/lon` as MapLibre's hash."""
+    box = tile.bounds
+    latitude, longitude = (box.south + box.north) / 2, (box.west + box.east) / 2
+    return f"{tiles_url}/#{tile.z}/{latitude:.5f}/{longitude:.5f}"
+
+
+def tile_materialization(
+    key: str,
+    *,
+    outcome: str,
+    revision: int,
+    content_hash: str | None,
+    work_key: str | None,
+    size: int,
+    data_time_ms: int,
+    tiles_url: str,
+    image_digest: str,
+    details: Mapping[str, Any] | None = None,
+) -> AssetMaterialization:
+    """The catalog's entry for one tile.
+
+    Args:
+        key: Partition key `zoom:quadkey`.
+        outcome: `built`, `unchanged`, `skipped` or `emptied`.
+        revision: The ledger's revision that stands.
+        content_hash: sha256 hex of the uncompressed bytes; None when the tile is empty.
+        work_key: Key of the work that it stands for.
+        size: Uncompressed bytes.
+        data_time_ms: Newest event time of its features, milliseconds since the epoch, UTC; 0 when it has none.
+        tiles_url: Where browsers find the tile server.
+        image_digest: Digest of the image that built it.
+        details: More numbers: `ms`, `features`, `vertices`, `left_out`.
+
+    Returns:
+        The materialization, with a link to the map.
+    """
+    tile = Tile.from_key(key)
+    metadata: dict[str, Any] = {
+        "outcome": outcome,
+        "tile": tile.path,
+        "map": MetadataValue.url(map_url(tiles_url, tile)),
+        "revision": revision,
+        "content_hash": content_hash or "empty",
+        "work_key": work_key or "",
+        "bytes": size,
+        "image_digest": image_digest,
+    }
+    if data_time_ms:
+        metadata["data_time"] = MetadataValue.timestamp(data_time_ms / 1000)
+    for name, value in (details or {}).items():
+        if isinstance(value, bool | int | float | str) and name not in metadata:
+            metadata[name] = value
+    return AssetMaterialization(asset_key=TILES, partition=key, metadata=metadata)
+
+
+def owed_materialization(row: Owed, *, tiles_url: str, image_digest: str) -> AssetMaterialization:
+    """The catalog's entry for a commit whose builder died before it could report it."""
+    try:
+        details = json.loads(row.details)
+    except ValueError:
+        details = {}
+    details = details if isinstance(details, dict) else {}
+    return tile_materialization(
+        row.key,
+        outcome=row.outcome,
+        revision=row.revision,
+        content_hash=row.content_hash,
+        work_key=row.work_key,
+        size=row.bytes,
+        data_time_ms=row.data_time_ms,
+        tiles_url=tiles_url,
+        image_digest=str(details.pop("image", image_digest)),
+        details=details,
+    )
