@@ -53,16 +53,25 @@ def shorten(value: object, limit: int = 80) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
+def check_encoding(head: bytes) -> None:
+    """Refuse a text whose first four bytes are those of UTF-16 or UTF-32.
+
+    Raises:
+        JsonError: They are.
+    """
+    if head.startswith(_NOT_UTF8) or head[1:2] == b"\x00":
+        raise JsonError("the text is not UTF-8 (it looks like UTF-16 or UTF-32); RFC 8259, section 8.1 asks for UTF-8")
+
+
 def decode(text: bytes) -> str:
     """The text of a body: UTF-8, a leading byte order mark passed over.
 
     Raises:
         JsonError: Another encoding, or bytes that are no UTF-8.
     """
+    check_encoding(text[:4])
     if text.startswith(BOM):
         text = text[3:]
-    elif text.startswith(_NOT_UTF8) or text[1:2] == b"\x00":
-        raise JsonError("the text is not UTF-8 (it looks like UTF-16 or UTF-32); RFC 8259, section 8.1 asks for UTF-8")
     try:
         return text.decode()
     except UnicodeDecodeError as fault:
