@@ -240,11 +240,15 @@ class Ledger(Protocol):
         """Rows of these tiles; every key asked for is in the answer."""
         ...
 
-    def scan(self, *, zooms: Sequence[int] | None = None, prefix: str | None = None, published: bool = True) -> Iterator[TileState]:
+    def scan(
+        self, *, zooms: Sequence[int] | None = None, prefix: str | None = None, published: bool = True
+    ) -> Iterator[TileState]:
         """Rows in key order, in pieces; `prefix` is a quadkey prefix. `published` leaves out tiles without an object."""
         ...
 
-    def dirty(self, limit: int, *, kind: MarkKind | None = None, min_age_ms: int = 0, unleased: bool = True) -> list[TileState]:
+    def dirty(
+        self, limit: int, *, kind: MarkKind | None = None, min_age_ms: int = 0, unleased: bool = True
+    ) -> list[TileState]:
         """Dirty tiles in order of work: live before backfill, then since when they are dirty, then key.
 
         Leaves out tiles given up at their newest mark and, with `unleased`, those under a lease that has not expired.
@@ -323,10 +327,17 @@ class Ledger(Protocol):
 
     # -- batches -----------------------------------------------------------------------------------------------------
     def open_batches(
-        self, groups: Sequence[Sequence[str]], *, kind: MarkKind, ttl_s: float, attempt: int = 1, manifest: str | None = None
+        self,
+        groups: Sequence[Sequence[str]],
+        *,
+        kind: MarkKind,
+        ttl_s: float,
+        attempt: int = 1,
+        manifest: str | None = None,
     ) -> list[Batch]:
         """Lease each group under a batch of its own, in one transaction. A tile leased elsewhere is left out of its
-        group; a group left without tiles makes no batch."""
+        group; a group left without tiles makes no batch.
+        """
         ...
 
     def batch(self, batch_id: str) -> Batch:
@@ -354,9 +365,19 @@ class Ledger(Protocol):
         ...
 
     # -- manifests ---------------------------------------------------------------------------------------------------
-    def write_manifest(self, manifest_id: str, title: str, kind: str, keys: Sequence[str], *, parameters: str = "{}", cap: int | None = None) -> Manifest:
+    def write_manifest(
+        self,
+        manifest_id: str,
+        title: str,
+        kind: str,
+        keys: Sequence[str],
+        *,
+        parameters: str = "{}",
+        cap: int | None = None,
+    ) -> Manifest:
         """Write the tiles, without marking them: one transaction. Writing the same id again adds tiles to it while it is
-        `writing`. Over the cap it is kept as `refused` with the number and no tiles."""
+        `writing`. Over the cap it is kept as `refused` with the number and no tiles.
+        """
         ...
 
     def mark_manifest(self, manifest_id: str, *, force: bool = False) -> Manifest:
@@ -388,7 +409,7 @@ class Ledger(Protocol):
         """A named value (SSE epoch, recipe last seen)."""
         ...
 
-    def set_value(self, name: str, value: str | None, *, expect: str | None | Literal["*"] = "*") -> bool:
+    def set_value(self, name: str, value: str | None, *, expect: str | Literal["*"] | None = "*") -> bool:
         """Set (None deletes) if the present value is `expect` (None: absent, `*`: whatever); whether it was."""
         ...
 
