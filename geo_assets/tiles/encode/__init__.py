@@ -1,0 +1,316 @@
+"""The encoder: features and tiles in, Mapbox Vector Tiles 2.1 out. Same features and layers, same bytes.
+
+Here is the whole way of a batch; its steps are modules of their own: `mercator` and `shapes` bring geometries in,
+`grid` draws them into tiles, `tags` turns attributes into codes, `framing` turns all of it into bytes. Whether a
+feature shows at a zoom is not decided here: the pairs say what shows where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import shapely
+
+from geo_assets.tiles.encode.framing import Features, frame
+from geo_assets.tiles.encode.grid import draw, simplify
+from geo_assets.tiles.encode.mercator import world
+from geo_assets.tiles.encode.ragged import Bools, Ints
+from geo_assets.tiles.encode.shapes import Geometries, Shapes, concatenate, each, shapes_of
+from geo_assets.tiles.encode.tags import ID_PROPERTY, Tags, parse, tags
+from geo_assets.tiles.encode.varint import Unsigned
+from geo_assets.tiles.layers import LayerSet
+from geo_assets.tiles.tile import Tile
+
+ENCODER_VERSION = "1"
+"""Part of the recipe: raised with every change that can change a tile's bytes."""
+
+CHUNK_COORDINATES = 250_000
+"""Coordinates drawn at once: some tens of MB of arrays. A batch is cut between tiles; its bytes do not show where."""
+
+__all__ = ["ENCODER_VERSION", "ID_PROPERTY", "EncodedTile", "LeftOut", "TileFeatures", "encode_tiles"]
+
+
+@dataclass(frozen=True, slots=True)
+class TileFeatures:
+    """The features of many tiles, each distinct feature once, and which tile shows which.
+
+    `source`, `feature_id` (JSON text), `layer`, `geometry` (WKB or an array of geometries, EPSG:4326 lon/lat) and
+    `properties` (JSON text of an object) are columns of rows. Tile `tiles[pair_tile[i]]` shows row `pair_row[i]`; the
+    order of rows and pairs is free and does not show in the bytes.
+    """
+
+    source: Sequence[str]
+    feature_id: Sequence[str]
+    layer: Sequence[str]
+    geometry: Sequence[bytes | None] | Geometries
+    properties: Sequence[str]
+    tiles: Sequence[Tile]
+    pair_tile: Ints
+    pair_row: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A feature that could not be encoded in a tile, and why; the tile is there without it."""
+
+    source: str
+    feature_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedTile:
+    """A tile's bytes.
+
+    Args:
+        tile: Which tile.
+        data: Uncompressed MVT; b"" when nothing shows.
+        features: Features in it; a collection of several geometry types counts one a type.
+        left_out: Features that should show and cannot be encoded, sorted.
+        extent: Lowest x, y and highest x, y of its coordinates in tile units, y down; None when empty.
+    """
+
+    tile: Tile
+    data: bytes
+    features: int
+    left_out: tuple[LeftOut, ...]
+    extent: tuple[int, int, int, int] | None
+
+
+def encode_tiles(features: TileFeatures, layers: LayerSet) -> list[EncodedTile]:
+    """Encode a batch of tiles.
+
+    A tile has the same bytes alone, in any batch, and under any order of rows and pairs: its features are sorted by
+    source and id, its tables of keys and values by content, and nothing is decided by what else is in the batch.
+
+    A geometry collection becomes one feature for each geometry type in it, with the same id and attributes. Ids that
+    are a uint64 become the MVT id; all others are the property `ID_PROPERTY`. What collapses at a zoom is not drawn
+    there and is no fault; what cannot be drawn is in `left_out`.
+
+    Args:
+        features: Columns of features and the pairs that say which tile shows which.
+        layers: The layers, in drawing order, and the grid.
+
+    Returns:
+        One tile for each of `features.tiles`, in their order.
+    """
+    rows = _Rows(features, layers)
+    pair_tile = np.asarray(features.pair_tile, np.int64)
+    pair_row = np.asarray(features.pair_row, np.int64)
+    if len(pair_tile) and (pair_tile[1:] < pair_tile[:-1]).any():
+        order = np.argsort(pair_tile, kind="stable")
+        pair_tile, pair_row = pair_tile[order], pair_row[order]
+    result: list[EncodedTile] = []
+    rows.simplify(np.array([tile.z for tile in features.tiles], np.int64)[pair_tile], pair_row)
+    bounds = np.searchsorted(pair_tile, np.arange(len(features.tiles) + 1))
+    for first, last in _chunks(bounds, np.concatenate([[0], np.cumsum(rows.vertices[pair_row])])):
+        pairs = slice(int(bounds[first]), int(bounds[last]))
+        result += rows.encode(features.tiles[first:last], pair_tile[pairs] - first, pair_row[pairs])
+    return result
+
+
+def _chunks(bounds: Ints, work: Ints) -> Iterator[tuple[int, int]]:
+    """Tiles first..last to draw at once: as many as stay below the limit, and at least one."""
+    done = work[bounds]
+    first = 0
+    while first < len(done) - 1:
+        last = int(np.searchsorted(done, done[first] + CHUNK_COORDINATES, side="right")) - 1
+        last = max(first + 1, last)
+        yield first, last
+        first = last
+
+
+class _Rows:
+    """The distinct features of a batch, made ready once: shapes, tags, ids, order, and what is wrong with which."""
+
+    def __init__(self, features: TileFeatures, layers: LayerSet) -> None:
+        self.features = features
+        self.layers = layers
+        count = len(features.source)
+        self.faults: dict[int, str] = {}
+        number = {name: position for position, name in enumerate(layers.names)}
+        self.layer: Ints = np.array([number.get(name, -1) for name in features.layer], np.int64)
+        for row in np.flatnonzero(self.layer < 0).tolist():
+            self.faults[row] = f"layer {features.layer[row]!r} is none of the map's layers"
+        self.shapes, self.item_row = self._shapes()
+        self.vertices: Ints = np.bincount(
+            self.item_row, weights=np.diff(self.shapes.item_points()), minlength=count
+        ).astype(np.int64)
+        self.ids, self.has_id, other, self.rank = _identify(features.source, features.feature_id)
+        properties, wrong = parse(features.properties)
+        self.faults |= wrong
+        allowed = [None if layer.attributes is None else frozenset(layer.attributes) for layer in layers.layers]
+        self.tags: Tags = tags(properties, np.maximum(self.layer, 0), allowed, other)
+        self.sound = np.ones(count, np.bool_)
+        self.sound[list(self.faults)] = False
+        self.tolerance = np.array([layer.simplify for layer in layers.layers])
+        self.names = [name.encode() for name in layers.names]
+        # Items by row, to find those of a pair.
+        if len(self.item_row) and (self.item_row[1:] < self.item_row[:-1]).any():
+            order = np.argsort(self.item_row, kind="stable")
+            self.shapes, self.item_row = self.shapes.take(order), self.item_row[order]
+        self.items: Ints = np.searchsorted(self.item_row, np.arange(count + 1))
+        self.simplified: dict[int, tuple[Shapes, Ints]] = {}
+
+    def simplify(self, zoom: Ints, row: Ints) -> None:
+        """Simplify, once a zoom, the items of those rows that show at it.
+
+        Args:
+            zoom: (pairs) zoom of the tile.
+            row: (pairs) row that shows in it.
+        """
+        coarse = (self.tolerance > 0)[self.layer[row]] & self.sound[row] & (zoom < self.layers.max_zoom)
+        for level in np.unique(zoom[coarse]).tolist():
+            wanted = np.zeros(len(self.rank), np.bool_)
+            wanted[row[coarse & (zoom == level)]] = True
+            index = np.flatnonzero(wanted[self.item_row])
+            simple, of = simplify(self.shapes, index, self.tolerance[self.layer[self.item_row[index]]], level)
+            if len(of):
+                number = np.full(len(self.shapes), -1, np.int64)
+                number[index[of]] = np.arange(len(of))
+                self.simplified[level] = simple, number
+
+    def _shapes(self) -> tuple[Shapes, Ints]:
+        """Shapes in fractions of the world's side, and the row of each item."""
+        column = self.features.geometry
+        if isinstance(column, np.ndarray):
+            geometries: Geometries = column
+        else:
+            geometries, errors = each(shapely.from_wkb, np.array([*column, None], object)[:-1])
+            for row, error in errors.items():
+                self.faults.setdefault(row, f"geometry: {error}")
+        shapes, row = shapes_of(geometries)
+        finite = np.isfinite(shapes.xy).all(axis=1)
+        if not finite.all():
+            bad = np.unique(np.repeat(np.arange(len(shapes)), np.diff(shapes.item_points()))[~finite])
+            for wrong in row[bad].tolist():
+                self.faults.setdefault(wrong, "geometry: a coordinate is not finite")
+            left = np.setdiff1d(np.arange(len(shapes)), bad)
+            shapes, row = shapes.take(left), row[left]
+        return shapes.moved(world(shapes.xy)), row
+
+    def encode(self, tiles: Sequence[Tile], pair_tile: Ints, pair_row: Ints) -> list[EncodedTile]:
+        """Encode some of the tiles; `pair_tile` counts from the first of them and ascends."""
+        left_out: list[list[LeftOut]] = [[] for _ in tiles]
+        if self.faults:
+            for pair in np.flatnonzero(~self.sound[pair_row]).tolist():
+                row = int(pair_row[pair])
+                left_out[pair_tile[pair]].append(self._left_out(row, self.faults[row]))
+            sound = self.sound[pair_row]
+            pair_tile, pair_row = pair_tile[sound], pair_row[sound]
+        place = np.array([(tile.z, tile.x, tile.y) for tile in tiles], np.int64).reshape(-1, 3)
+
+        # From here on a pair is of an item: a collection has up to three.
+        counts = self.items[pair_row + 1] - self.items[pair_row]
+        item = self.items[pair_row]
+        if (counts != 1).any():
+            item = np.repeat(item - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
+            pair_tile, pair_row = np.repeat(pair_tile, counts), np.repeat(pair_row, counts)
+        zoom = place[pair_tile, 0]
+        shapes, drawn_item = self._at_zooms(item, zoom)
+        drawn = draw(
+            shapes,
+            drawn_item,
+            zoom,
+            place[pair_tile, 1],
+            place[pair_tile, 2],
+            extent=self.layers.extent,
+            buffer=self.layers.buffer,
+        )
+        for pair, reason in drawn.faults:
+            left_out[pair_tile[pair]].append(self._left_out(int(pair_row[pair]), reason))
+
+        row, tile = pair_row[drawn.pair], pair_tile[drawn.pair]
+        group = tile * len(self.names) + self.layer[row]
+        order = np.argsort((group * len(self.rank) + self.rank[row]) * 4 + drawn.shapes.kind, kind="stable")
+        ordered = drawn.shapes.take(order)
+        features = Features(group[order], row[order], ordered)
+        groups = len(tiles) * len(self.names)
+        messages = frame(
+            features, groups, self.tags, self.ids, self.has_id, self.names * len(tiles), self.layers.extent
+        )
+        in_tile = np.searchsorted(tile[order], np.arange(len(tiles) + 1))
+        boxes = _boxes(ordered, in_tile)
+        step = len(self.names)
+        return [
+            EncodedTile(
+                each_tile,
+                b"".join(messages[number * step : number * step + step]),
+                int(in_tile[number + 1] - in_tile[number]),
+                tuple(sorted(left_out[number], key=lambda left: (left.source, left.feature_id, left.reason))),
+                boxes[number],
+            )
+            for number, each_tile in enumerate(tiles)
+        ]
+
+    def _at_zooms(self, item: Ints, zoom: Ints) -> tuple[Shapes, Ints]:
+        """The shapes to draw, simplified where their layer asks for it, and which of them each pair draws."""
+        parts = [self.shapes]
+        drawn = item.copy()
+        base = len(self.shapes)
+        for level, (simple, number) in self.simplified.items():
+            of = np.flatnonzero(zoom == level)
+            replaced = number[item[of]]
+            found = replaced >= 0
+            if found.any():
+                drawn[of[found]] = base + replaced[found]
+                parts.append(simple)
+                base += len(simple)
+        return concatenate(parts), drawn
+
+    def _left_out(self, row: int, reason: str) -> LeftOut:
+        return LeftOut(self.features.source[row], self.features.feature_id[row], reason)
+
+
+def _identify(source: Sequence[str], feature_id: Sequence[str]) -> tuple[Unsigned, Bools, dict[int, Any], Ints]:
+    """MVT ids, which rows have one, by row the ids that have not, and the rank of each row by source and id."""
+    count = len(feature_id)
+    is_number = np.fromiter(map(str.isdecimal, feature_id), np.bool_, count)
+    other: dict[int, Any] = {}
+    if is_number.all():
+        digits: list[str] | Sequence[str] = feature_id
+    else:
+        digits = [text if number else "0" for text, number in zip(feature_id, is_number.tolist(), strict=True)]
+    numbers = list(map(int, digits))
+    if numbers and max(numbers) >= 1 << 64:
+        is_number &= np.fromiter((value < 1 << 64 for value in numbers), np.bool_, count)
+        numbers = [value if value < 1 << 64 else 0 for value in numbers]
+    ids = np.array(numbers, np.uint64)
+    sources = {name: position for position, name in enumerate(sorted(set(source)))}
+    of_source = np.array(list(map(sources.__getitem__, source)), np.int64)
+    text_rank = np.zeros(count, np.int64)
+    texts = np.flatnonzero(~is_number).tolist()
+    if texts:
+        for row in texts:
+            other[row] = _value(feature_id[row])
+        place = {text: position for position, text in enumerate(sorted({feature_id[row] for row in texts}), start=1)}
+        text_rank[texts] = [place[feature_id[row]] for row in texts]
+    rank = np.empty(count, np.int64)
+    rank[np.lexsort((ids, text_rank, of_source))] = np.arange(count)
+    return ids, is_number, other, rank
+
+
+def _value(text: str) -> Any:
+    """The value of an id's JSON text; text that is no JSON stands for itself."""
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeError):
+        return text
+    return text if value is None else value
+
+
+def _boxes(shapes: Shapes, in_tile: Ints) -> list[tuple[int, int, int, int] | None]:
+    """Lowest and highest coordinates of each tile."""
+    result: list[tuple[int, int, int, int] | None] = [None] * (len(in_tile) - 1)
+    starts = shapes.item_points()[in_tile]
+    full = np.flatnonzero(np.diff(starts))
+    if len(full):
+        low = np.minimum.reduceat(shapes.xy, starts[full])
+        high = np.maximum.reduceat(shapes.xy, starts[full])
+        for number, box in zip(full.tolist(), np.hstack([low, high]).astype(np.int64).tolist(), strict=True):
+            result[number] = (box[0], box[1], box[2], box[3])
+    return result

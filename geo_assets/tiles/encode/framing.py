@@ -1,0 +1,188 @@
+"""Framing to bytes: features of many tiles as one array of integers, turned into protobuf in one call.
+
+Everything in a feature message is a varint (field keys, lengths, id, tags, geometry), so the features of all tiles are
+laid out by cumulative sums first and encoded last. Mapbox Vector Tile 2.1, section 4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from geo_assets.tiles.encode.ragged import Bools, Ints, offsets, spread, sums
+from geo_assets.tiles.encode.shapes import LINE, POINT, POLYGON, Shapes
+from geo_assets.tiles.encode.tags import Tags
+from geo_assets.tiles.encode.varint import Unsigned, ragged_varints, sizes
+
+_MOVE_TO, _LINE_TO, _CLOSE_PATH = 1, 2, 15
+"""Command integers of section 4.3.1; the first two still want their count, `id | count << 3`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """Features in the order in which they are written, those of one group (a layer of a tile) side by side.
+
+    `shapes[i]` has integer coordinates in valid order and closed polygon rings; `row[i]` says whose tags and id it has.
+    """
+
+    group: Ints
+    row: Ints
+    shapes: Shapes
+
+
+def geometry(shapes: Shapes) -> tuple[Unsigned, Ints]:
+    """Command and parameter integers of each shape, and how many each has (sections 4.3.1 to 4.3.4)."""
+    if (shapes.kind == POLYGON).any():
+        # The last coordinate of a ring only closes it; a command says so instead.
+        keep = np.ones(len(shapes.xy), np.bool_)
+        ring_kind = np.repeat(shapes.kind, np.diff(shapes.rings))
+        keep[shapes.points[1:][ring_kind == POLYGON] - 1] = False
+        shapes = shapes.keep_points(keep)
+    else:
+        ring_kind = np.repeat(shapes.kind, np.diff(shapes.rings))
+    starts = shapes.points[:-1]
+    lengths = np.diff(shapes.points)
+    xy = shapes.xy.astype(np.int64)
+    delta = xy.copy()
+    delta[1:] -= xy[:-1]
+    first = shapes.item_points()[:-1]
+    delta[first] = xy[first]
+    zigzag = ((delta << 1) ^ (delta >> 63)).view(np.uint64)
+    # A ring is MoveTo(1) x y LineTo(n - 1) …, a polygon's then ClosePath; an item's points are MoveTo(n) ….
+    point = ring_kind == POINT
+    extra = np.where(point, 1, np.where(ring_kind == LINE, 2, 3))
+    ring_bounds = offsets(2 * lengths + extra)
+    result = np.empty(int(ring_bounds[-1]), np.uint64)
+    begin = ring_bounds[:-1]
+    result[begin] = np.where(point, lengths << 3 | _MOVE_TO, 1 << 3 | _MOVE_TO)
+    longer = np.flatnonzero(~point)
+    result[begin[longer] + 3] = (lengths[longer] - 1) << 3 | _LINE_TO
+    closed = np.flatnonzero(ring_kind == POLYGON)
+    result[ring_bounds[1:][closed] - 1] = _CLOSE_PATH
+    # Where x of each coordinate goes: after the ring's commands so far.
+    place = np.repeat(begin + 1 - 2 * starts, lengths) + 2 * np.arange(len(xy))
+    if len(longer):
+        after = np.repeat(~point, lengths)
+        after[starts] = False
+        place += after
+    result[place] = zigzag[:, 0]
+    result[place + 1] = zigzag[:, 1]
+    return result, np.diff(ring_bounds[shapes.rings])
+
+
+def frame(
+    features: Features, groups: int, tags: Tags, ids: Unsigned, has_id: Bools, names: list[bytes], extent: int
+) -> list[bytes]:
+    """The layer messages of all groups, tag and length of the tile's field included; b"" for a group without features.
+
+    Args:
+        features: The features, sorted by group.
+        groups: How many groups there are.
+        tags: Attributes of rows.
+        ids: (rows) MVT ids.
+        has_id: (rows) whether the row has one.
+        names: (groups) name of the layer as UTF-8.
+        extent: Units a side of a tile.
+    """
+    row, group = features.row, features.group
+    count = len(row)
+    tag_starts = tags.bounds[row]
+    tag_counts = tags.bounds[row + 1] - tag_starts
+    flat = spread(tag_starts, tag_counts)
+    tag_group = np.repeat(group, tag_counts)
+    key, key_fields, key_bounds = _table(tag_group, tags.key[flat], groups, len(tags.keys))
+    value, value_fields, value_bounds = _table(tag_group, tags.value[flat], groups, len(tags.values))
+    commands, command_counts = geometry(features.shapes)
+
+    # Bytes of each part of a feature, then of the whole: what lengths have to say.
+    tag_bounds = offsets(tag_counts)
+    key_sizes, value_sizes = sizes(key), sizes(value)
+    tag_bytes = sums(key_sizes + value_sizes, tag_bounds)
+    command_bounds = offsets(command_counts)
+    command_sizes = sizes(commands)
+    command_bytes = sums(command_sizes, command_bounds)
+    with_id = has_id[row]
+    with_tags = tag_counts > 0
+    id_values = ids[row]
+    message = (
+        with_id * (1 + sizes(id_values))
+        + with_tags * (1 + sizes(tag_bytes.astype(np.uint64)) + tag_bytes)
+        + 3
+        + sizes(command_bytes.astype(np.uint64))
+        + command_bytes
+    )
+
+    # [0x12 length] [0x08 id]? [0x12 length key value …]? [0x18 type] [0x22 length command …], all of it varints.
+    id_at = 2
+    tags_at = id_at + 2 * with_id
+    tags_end = tags_at + with_tags * (2 + 2 * tag_counts)
+    bounds = offsets(tags_end + 4 + command_counts)
+    values = np.empty(int(bounds[-1]), np.uint64)
+    begin = bounds[:-1]
+    values[begin] = 0x12
+    values[begin + 1] = message
+    some = np.flatnonzero(with_id)
+    values[begin[some] + id_at] = 0x08
+    values[begin[some] + id_at + 1] = id_values[some]
+    some = np.flatnonzero(with_tags)
+    at = (begin + tags_at)[some]
+    values[at] = 0x12
+    values[at + 1] = tag_bytes[some]
+    at = np.repeat(begin + tags_at + 2 - 2 * tag_bounds[:-1], tag_counts) + 2 * np.arange(len(key))
+    values[at] = key
+    values[at + 1] = value
+    at = begin + tags_end
+    values[at] = 0x18
+    values[at + 1] = features.shapes.kind
+    values[at + 2] = 0x22
+    values[at + 3] = command_bytes
+    values[np.repeat(at + 4 - command_bounds[:-1], command_counts) + np.arange(len(commands))] = commands
+    data, _ = ragged_varints(values)
+
+    feature_bytes = message + 1 + sizes(message.astype(np.uint64))
+    per_group = offsets(np.bincount(group, minlength=groups))
+    data_bounds = offsets(feature_bytes)[per_group]
+    keys, key_lengths = tags.keys.take(key_fields)
+    value_data, value_lengths = tags.values.take(value_fields)
+    key_ends = offsets(key_lengths)[key_bounds]
+    value_ends = offsets(value_lengths)[value_bounds]
+    whole, keys_view, values_view = memoryview(data), memoryview(keys), memoryview(value_data)
+    tail = b"\x28" + _varint(extent)
+    result = [b""] * groups
+    for number in np.flatnonzero(np.diff(per_group)).tolist() if count else ():
+        name = names[number]
+        parts = (
+            b"\x78\x02\x0a" + _varint(len(name)) + name,
+            whole[data_bounds[number] : data_bounds[number + 1]],
+            keys_view[key_ends[number] : key_ends[number + 1]],
+            values_view[value_ends[number] : value_ends[number + 1]],
+            tail,
+        )
+        result[number] = b"".join((b"\x1a", _varint(sum(map(len, parts))), *parts))
+    return result
+
+
+def _table(group: Ints, code: Ints, groups: int, codes: int) -> tuple[Unsigned, Ints, Ints]:
+    """Tables of the codes in use by group, ascending: each item's number in its table, the tables, their bounds."""
+    pair = group * codes + code
+    if groups * codes <= 4 * len(code) + 4096:
+        used = np.zeros(groups * codes, np.bool_)
+        used[pair] = True
+        rank = np.cumsum(used)
+        table = np.flatnonzero(used)
+        number = rank[pair] - 1
+    else:
+        table, number = np.unique(pair, return_inverse=True)
+    bounds = np.searchsorted(table, np.arange(groups + 1) * codes)
+    local = number - bounds[group]
+    return local.astype(np.uint64), table % max(1, codes), bounds
+
+
+def _varint(value: int) -> bytes:
+    result = bytearray()
+    while value > 0x7F:
+        result.append(value & 0x7F | 0x80)
+        value >>= 7
+    result.append(value)
+    return bytes(result)

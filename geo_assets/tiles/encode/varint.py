@@ -1,0 +1,46 @@
+"""Varints of whole arrays at once (Protocol Buffers encoding, base 128)."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from geo_assets.tiles.encode.ragged import Ints
+
+Bytes = npt.NDArray[np.uint8]
+Unsigned = npt.NDArray[np.uint64]
+
+
+def sizes(values: Unsigned) -> Ints:
+    """Bytes that each value takes: 1 to 10."""
+    result = np.ones(len(values), np.int64)
+    top = int(values.max()) if len(values) else 0
+    limit = 0x80
+    while top >= limit:
+        result += values >= np.uint64(limit)
+        limit <<= 7
+    return result
+
+
+def ragged_varints(values: Unsigned, lengths: Ints | None = None) -> tuple[Bytes, Ints]:
+    """All values as varints, one after the other, and the bytes that each takes."""
+    if lengths is None:
+        lengths = sizes(values)
+    ends = np.cumsum(lengths)
+    if not len(values):
+        return np.zeros(0, np.uint8), lengths
+    result = np.empty(int(ends[-1]), np.uint8)
+    position = ends - lengths
+    left = lengths
+    while True:
+        more = left > 1
+        low = values.astype(np.uint8)
+        np.bitwise_and(low, 0x7F, out=low)
+        low |= more.view(np.uint8) << np.uint8(7)
+        result[position] = low
+        again = np.flatnonzero(more)
+        if not len(again):
+            return result, lengths
+        values = values[again] >> np.uint64(7)
+        position = position[again] + 1
+        left = left[again] - 1
