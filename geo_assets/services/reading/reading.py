@@ -21,7 +21,7 @@ class ReadingError(Exception):
 class Reading:
     """A file that was opened. Iterate it once: features as JSON bytes, in the file's order.
 
-    A feature's JSON has `type`, `id`, `layer`, `properties`, `geometry` (an object, or hex WKB), and `version` where the
+    A feature has `type`, `id`, `layer`, `properties`, `geometry` (an object, or hex WKB), and `version` where the
     file has one. Coordinates are in `crs`, in the file's own axis order as GIS files have it: x (lon, east) first.
     """
 

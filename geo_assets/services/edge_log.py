@@ -1,0 +1,208 @@
+"""The one way from the edge into the event log: requests that wait together go in one append, guarded by webhook id.
+
+An append of twenty records costs little more than one (a commit each), so whoever arrives while one is under way
+shares the next. What is answered, and when, is decided here; how a body becomes records is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Literal
+
+import structlog
+
+from resources.event_log.protocol import EventLog, InvalidRecord, LogError, NewRecord, RecordTooLarge
+from resources.guard.protocol import Guard, GuardUnavailable
+
+Outcome = Literal["queued", "duplicate", "conflict"]
+
+BATCH_RECORDS = 2_000
+"""Records of one append: about 50 ms of the embedded log, so that nobody waits for somebody else's giant."""
+BATCH_BYTES = 8_000_000
+
+GUARD_PAUSE_S = 1.0
+"""After the guard could not answer it is left alone for so long: a slow guard must not make every request slow."""
+
+
+@dataclass(slots=True)
+class Submission:
+    """One request's records: all of them go in, or none."""
+
+    records: Sequence[NewRecord]
+    size: int
+    """Bytes of values and headers, for the batch's limit."""
+    guard_key: str | None
+    """None: the sender gave nothing to tell a repetition by."""
+    fingerprint: str
+    """What a repetition must have in common with the first."""
+    done: asyncio.Future[Outcome] = field(init=False)
+
+
+class Appender:
+    """Takes submissions, appends them in groups, and tells each how it ended.
+
+    Args:
+        log: Where records go.
+        guard: Remembers webhook ids. It may be down: then a repetition is appended again, and ingest drops it.
+        guard_ttl_s: How long ids are remembered, seconds.
+        on_append: Told seconds and records of every append (metrics); called in the writer's thread.
+        on_guard_fault: Told of every failure of the guard.
+    """
+
+    def __init__(
+        self,
+        log: EventLog,
+        guard: Guard,
+        *,
+        guard_ttl_s: float,
+        on_append: Callable[[float, int], None] = lambda seconds, records: None,
+        on_guard_fault: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._log, self._guard, self._guard_ttl_s = log, guard, guard_ttl_s
+        self._on_append, self._on_guard_fault = on_append, on_guard_fault
+        self._waiting: deque[Submission] = deque()
+        self._arrived = asyncio.Event()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="edge-log")
+        self._task: asyncio.Task[None] | None = None
+        self._guard_rests_until = 0.0
+        self._stopping = False
+
+    @property
+    def waiting(self) -> int:
+        """Submissions that are not yet part of an append. Bounded by the requests that are open."""
+        return len(self._waiting)
+
+    def start(self) -> None:
+        """Begin to append; call it in the event loop."""
+        self._task = asyncio.create_task(self._run(), name="edge-log")
+
+    async def stop(self) -> None:
+        """Append what waits, then end."""
+        self._stopping = True
+        self._arrived.set()
+        if self._task is not None:
+            await self._task
+        self._writer.shutdown()
+
+    async def submit(self, submission: Submission) -> Outcome:
+        """Wait until the log acknowledged the records, or the guard knew them.
+
+        Returns:
+            `queued` once they are durable; `duplicate` when the same was acknowledged before; `conflict` when the id
+            was used for something else. Nothing is appended for the last two.
+
+        Raises:
+            LogError: The log did not take them; nothing was acknowledged.
+        """
+        submission.done = asyncio.get_running_loop().create_future()
+        self._waiting.append(submission)
+        self._arrived.set()
+        return await submission.done
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            while not self._waiting:
+                if self._stopping:
+                    return
+                self._arrived.clear()
+                await self._arrived.wait()
+            batch = self._next_batch()
+            try:
+                results: Sequence[Outcome | Exception] = await loop.run_in_executor(self._writer, self._append, batch)
+            except Exception as error:
+                structlog.get_logger().error("append failed", error=type(error).__name__)
+                results = [error] * len(batch)
+            for submission, result in zip(batch, results, strict=True):
+                if submission.done.done():
+                    continue  # its sender is gone; the record is in the log all the same
+                if isinstance(result, Exception):
+                    submission.done.set_exception(result)
+                else:
+                    submission.done.set_result(result)
+
+    def _next_batch(self) -> list[Submission]:
+        batch: list[Submission] = []
+        records = size = 0
+        while self._waiting:
+            first = self._waiting[0]
+            if batch and (records + len(first.records) > BATCH_RECORDS or size + first.size > BATCH_BYTES):
+                break
+            records += len(first.records)
+            size += first.size
+            batch.append(self._waiting.popleft())
+        return batch
+
+    def _append(self, batch: Sequence[Submission]) -> list[Outcome | Exception]:
+        """In the writer's thread: guard, append, guard. One thread, so two repetitions cannot overtake each other."""
+        outcomes: list[Outcome | Exception] = []
+        first_of: dict[str, int] = {}
+        for index, submission in enumerate(batch):
+            outcome: Outcome = "queued"
+            key = submission.guard_key
+            if key is not None:
+                first = first_of.get(key)
+                known = batch[first].fingerprint if first is not None else self._recall(key)
+                if known is not None:
+                    outcome = "duplicate" if known == submission.fingerprint else "conflict"
+                else:
+                    first_of[key] = index
+            outcomes.append(outcome)
+        queued = [index for index, outcome in enumerate(outcomes) if outcome == "queued"]
+        for index, error in self._append_all([batch[index] for index in queued], queued):
+            outcomes[index] = error
+        for index, submission in enumerate(batch):
+            if submission.guard_key in first_of:
+                first = first_of[submission.guard_key]
+                if isinstance(outcomes[first], Exception):
+                    # A repetition of what was not taken was not taken either.
+                    outcomes[index] = outcomes[first]
+                elif first == index:
+                    self._remember(submission.guard_key, submission.fingerprint)
+        return outcomes
+
+    def _append_all(self, submissions: Sequence[Submission], indices: Sequence[int]) -> list[tuple[int, Exception]]:
+        """One append for all; one by one only where a record among them is one the log cannot take."""
+        if not submissions:
+            return []
+        records = [record for submission in submissions for record in submission.records]
+        began = time.perf_counter()
+        try:
+            self._log.append(records)
+        except (RecordTooLarge, InvalidRecord) as error:
+            if len(submissions) == 1:
+                return [(indices[0], error)]
+            pairs = zip(submissions, indices, strict=True)
+            return [fault for submission, index in pairs for fault in self._append_all([submission], [index])]
+        except LogError as error:
+            structlog.get_logger().warning("log refused", records=len(records), error=str(error)[:300])
+            return [(index, error) for index in indices]
+        self._on_append(time.perf_counter() - began, len(records))
+        return []
+
+    def _recall(self, key: str) -> str | None:
+        if time.monotonic() < self._guard_rests_until:
+            return None
+        try:
+            return self._guard.get(key)
+        except GuardUnavailable as error:
+            self._guard_failed(error)
+            return None
+
+    def _remember(self, key: str, fingerprint: str) -> None:
+        if time.monotonic() < self._guard_rests_until:
+            return
+        try:
+            self._guard.set_if_absent(key, fingerprint, self._guard_ttl_s)
+        except GuardUnavailable as error:
+            self._guard_failed(error)
+
+    def _guard_failed(self, error: GuardUnavailable) -> None:
+        self._on_guard_fault()
+        self._guard_rests_until = time.monotonic() + GUARD_PAUSE_S
+        structlog.get_logger().warning("guard does not answer; repetitions are left to ingest", error=str(error)[:300])
