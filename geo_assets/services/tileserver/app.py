@@ -1,0 +1,471 @@
+"""The tile server's routes: each handler parses a request, asks one of the neighbouring modules, and answers."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+import anyio.to_thread
+import msgspec
+import structlog
+from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette.sse import SendTimeoutError
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from geo_assets.services import problems
+from geo_assets.services.tileserver import api, coverage, models, style
+from geo_assets.services.tileserver.http import IMMUTABLE, REVALIDATE, Envelope, accepts_gzip, conditional, etag_matches
+from geo_assets.services.tileserver.metrics import MEDIA_TYPE as METRICS_TYPE
+from geo_assets.services.tileserver.metrics import Metrics
+from geo_assets.services.tileserver.serving import IntegrityFault, TileReader, gunzip
+from geo_assets.services.tileserver.static import INSTALL, PAGE, VENDOR, StaticFiles
+from geo_assets.services.tileserver.stream import ChangeHub, Filter, NotReady, TooManyClients
+from geo_assets.tiles.tile import MAX_ZOOM, Box, Tile, TileError
+from resources.event_log.protocol import LogError
+from resources.ledger.protocol import LedgerError
+from resources.tile_store.protocol import TileStoreError
+
+if TYPE_CHECKING:
+    from geo_assets.settings import Settings
+    from geo_assets.tiles.layers import LayerSet
+    from resources.event_log.protocol import EventLog
+    from resources.ledger.protocol import Ledger
+    from resources.tile_store.protocol import TileStore
+
+MVT: Final = "application/vnd.mapbox-vector-tile"
+JSON: Final = "application/json"
+
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How much the server takes on.
+
+    Args:
+        cache_bytes: Tile objects kept in memory: 64 MB are a few thousand tiles, a city's busy ones.
+        heartbeat_s: Seconds between heartbeats of a stream: proxies close what is silent for 30 to 60.
+        send_timeout_s: Longest that a client may take nothing of its stream.
+        max_clients: Streams at once.
+        queue_changes: Changes that may wait for one client.
+        replay_records: Records that a resume may read again.
+        counts_keep_s: How long the map's bounds are kept before the ledger is asked again.
+    """
+
+    cache_bytes: int = 64_000_000
+    heartbeat_s: float = 15.0
+    send_timeout_s: float = 30.0
+    max_clients: int = 5_000
+    queue_changes: int = 2_000
+    replay_records: int = 20_000
+    counts_keep_s: float = 5.0
+
+
+class _Stream(EventSourceResponse):
+    """A change stream; a client that takes nothing for too long is let go, and comes back with its resume point."""
+
+    def __init__(self, *args: Any, metrics: Metrics, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._metrics = metrics
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except SendTimeoutError:
+            self._metrics.drops.inc()
+            structlog.get_logger().info("stream let go", reason="the client took nothing in time")
+
+
+class _TileServer:
+    """What the handlers share."""
+
+    def __init__(
+        self, ledger: Ledger, tiles: TileStore, log: EventLog, layers: LayerSet, settings: Settings, options: Options
+    ) -> None:
+        self.ledger, self.store, self.layers, self.settings, self.options = ledger, tiles, layers, settings, options
+        self.metrics = Metrics(ledger)
+        self.reader = TileReader(ledger, tiles, self.metrics, options.cache_bytes)
+        self.hub = ChangeHub(
+            log,
+            ledger,
+            self.metrics,
+            max_clients=options.max_clients,
+            queue_changes=options.queue_changes,
+            replay_records=options.replay_records,
+        )
+        self.files = StaticFiles()
+        self.version = metadata.version("geo-assets")
+        self._box: tuple[float, Box | None] = (0.0, None)
+        self._openapi = msgspec.json.encode(api.openapi(settings.tiles_url, self.version, layers.max_zoom))
+        self.page_policy = _content_security_policy(settings)
+
+    # -- tiles -------------------------------------------------------------------------------------------------------
+    async def tile(self, request: Request) -> Response:
+        tile = self._tile_of(request)
+        state = await anyio.to_thread.run_sync(self.reader.state, tile)
+        if state.content_hash is not None and not state.empty:
+            headers = self._tile_headers(request, state.content_hash, state.revision)
+            if etag_matches(request.headers.get("if-none-match"), headers["ETag"]):
+                return Response(status_code=304, headers=headers)
+        served = await anyio.to_thread.run_sync(self.reader.read, tile)
+        state = served.state
+        if served.data is None:
+            # Its own Cache-Control: an empty tile that a cache kept would hide the first thing drawn in it.
+            return Response(status_code=204, headers={"Cache-Control": REVALIDATE, "X-Tile-Revision": str(state.revision)})
+        headers = self._tile_headers(request, state.content_hash or "", state.revision)
+        if accepts_gzip(request.headers.get("accept-encoding")):
+            body = served.data
+            headers["Content-Encoding"] = "gzip"
+        else:
+            body = await anyio.to_thread.run_sync(gunzip, served.data)
+        if request.method == "GET":
+            self.metrics.tile_bytes.inc(len(body))
+        return Response(body, media_type=MVT, headers=headers)
+
+    def _tile_of(self, request: Request) -> Tile:
+        values: dict[str, int] = {}
+        for name in ("z", "x", "y"):
+            text = request.path_params[name]
+            if not _NUMBER.fullmatch(text):
+                raise problems.ProblemError(404, "tile", f"{name} is not a whole number.", field=name, value=text)
+            values[name] = int(text)
+        if values["z"] > self.layers.max_zoom:
+            raise problems.ProblemError(
+                404, "tile", f"Tiles end at zoom {self.layers.max_zoom}; draw them larger beyond it.",
+                field="z", value=values["z"], limit=self.layers.max_zoom,
+            )  # fmt: skip
+        last = (1 << values["z"]) - 1
+        for name in ("x", "y"):
+            if values[name] > last:
+                raise problems.ProblemError(
+                    404, "tile", f"At zoom {values['z']} {name} goes from 0 to {last}.", field=name, value=values[name], limit=last
+                )
+        return Tile(values["z"], values["x"], values["y"])
+
+    def _tile_headers(self, request: Request, content_hash: str, revision: int) -> dict[str, str]:
+        # Weak: the gzip and the plain form share it, and clients compare If-None-Match weakly anyway.
+        wanted = request.query_params.get("v", "")
+        named = wanted == str(revision) or (len(wanted) >= 16 and content_hash.startswith(wanted))
+        return {
+            "ETag": f'W/"{content_hash}"',
+            "Vary": "Accept-Encoding",
+            "Cache-Control": IMMUTABLE if named else REVALIDATE,
+            "X-Tile-Revision": str(revision),
+        }
+
+    # -- documents ---------------------------------------------------------------------------------------------------
+    async def tilejson(self, request: Request) -> Response:
+        box = await anyio.to_thread.run_sync(self._bounds)
+        shown = box or coverage.WORLD
+        layers = [
+            models.VectorLayer(
+                id=layer.name,
+                description=layer.description,
+                minzoom=layer.min_zoom,
+                maxzoom=min(layer.max_zoom, self.layers.max_zoom),
+                fields=dict.fromkeys(layer.attributes or (), "Attribute"),
+            )
+            for layer in self.layers.layers
+        ]
+        answer = models.TileJson(
+            name="geo_assets",
+            description="Live vector tiles.",
+            version=f"{self.version}.0" if self.version.count(".") == 1 else self.version,
+            tiles=[self.settings.tiles_url + "/tiles/{z}/{x}/{y}.mvt"],
+            minzoom=0,
+            maxzoom=self.layers.max_zoom,
+            bounds=tuple(shown),
+            center=coverage.center(shown, self.layers.max_zoom),
+            attribution=self.layers.attribution,
+            vector_layers=layers,
+            live=models.ChangeStream(events=f"{self.settings.tiles_url}/events", resume=self.hub.resume_point),
+        )
+        return _document(request, answer.model_dump_json().encode())
+
+    def _bounds(self) -> Box | None:
+        until, box = self._box
+        if time.monotonic() >= until:
+            box = coverage.bounds(self.ledger, self.ledger.counts())
+            self._box = (time.monotonic() + self.options.counts_keep_s, box)
+        return box
+
+    async def style(self, request: Request) -> Response:
+        # Tiles are named here, not by `url`: TileJSON's bounds say where data is now, and a map that keeps to them
+        # would never ask for what is drawn outside later.
+        source = {
+            "type": "vector",
+            "tiles": [self.settings.tiles_url + "/tiles/{z}/{x}/{y}.mvt"],
+            "minzoom": 0,
+            "maxzoom": self.layers.max_zoom,
+            "attribution": self.layers.attribution,
+        }
+        return _document(request, msgspec.json.encode(style.build_style(self.layers, source)))
+
+    async def openapi(self, request: Request) -> Response:
+        return _document(request, self._openapi)
+
+    async def page_config(self, request: Request) -> Response:
+        answer = models.PageConfig(
+            dagster_url=self.settings.dagster_url,
+            tiles_url=self.settings.tiles_url,
+            edge_url=self.settings.edge_url,
+            version=self.version,
+            maplibre=self.files.has_vendor,
+            install=INSTALL,
+        )
+        return _document(request, answer.model_dump_json().encode())
+
+    async def coverage(self, request: Request) -> Response:
+        _only(request, "bbox", "zoom")
+        if "bbox" not in request.query_params:
+            raise problems.ProblemError(400, "parameter", "bbox is needed: west,south,east,north in degrees.", field="bbox")
+        box = _box(request.query_params["bbox"])
+        zoom = _whole(request, "zoom", None, 0, self.layers.max_zoom)
+        try:
+            answer = await anyio.to_thread.run_sync(coverage.coverage, self.ledger, box, zoom)
+        except coverage.TooWide as error:
+            raise problems.ProblemError(
+                400, "too-wide", f"The box holds {error.tiles} tiles of zoom {zoom}; ask for a smaller one, or a lower zoom.",
+                field="bbox", value=error.tiles, limit=coverage.MOST_TILES,
+            ) from None  # fmt: skip
+        return Response(answer.model_dump_json(exclude_none=True), media_type=JSON, headers={"Cache-Control": "no-store"})
+
+    # -- changes -----------------------------------------------------------------------------------------------------
+    async def events(self, request: Request) -> Response:
+        _only(request, "bbox", "min_zoom", "max_zoom", "last_event_id")
+        low = _whole(request, "min_zoom", 0, 0, MAX_ZOOM)
+        high = _whole(request, "max_zoom", MAX_ZOOM, 0, MAX_ZOOM)
+        if low > high:
+            raise problems.ProblemError(400, "parameter", "min_zoom is above max_zoom.", field="min_zoom", value=low, limit=high)
+        bbox = request.query_params.get("bbox")
+        wanted = Filter(low, high, None if bbox is None else _box(bbox))
+        resume = request.headers.get("last-event-id") or request.query_params.get("last_event_id")
+        try:
+            client = self.hub.client(wanted)
+        except TooManyClients:
+            raise problems.unavailable("Every place for a stream is taken.", 10) from None
+        except NotReady:
+            raise problems.unavailable("The log of changes cannot be read yet.", 2) from None
+
+        def heartbeat() -> ServerSentEvent:
+            # An id without data moves the browser's resume point past what its filter left out.
+            return ServerSentEvent(comment="heartbeat", id=client.resume, sep="\n")
+
+        return _Stream(
+            self.hub.follow(client, resume),
+            ping=self.options.heartbeat_s,
+            ping_message_factory=heartbeat,
+            send_timeout=self.options.send_timeout_s,
+            sep="\n",
+            metrics=self.metrics,
+            headers={"Cache-Control": "no-store, no-transform"},
+        )
+
+    # -- the page ----------------------------------------------------------------------------------------------------
+    async def static(self, request: Request) -> Response:
+        path = request.url.path
+        file = await anyio.to_thread.run_sync(self.files.get, path)
+        if file is None:
+            raise problems.ProblemError(404, "not-installed", f"The map library is not installed; run `{INSTALL}`.", field="path", value=path)
+        headers = {"Content-Security-Policy": self.page_policy} if path == "/" else {}
+        return conditional(request, file.body, file.media_type, file.etag, zipped=file.zipped, headers=headers)
+
+    # -- for operators -----------------------------------------------------------------------------------------------
+    async def healthz(self, _: Request) -> Response:
+        return _health(models.Health(status="ok"))
+
+    async def readyz(self, _: Request) -> Response:
+        checks = await anyio.to_thread.run_sync(self._checks)
+        sound = all(result == "ok" for result in checks.values())
+        return _health(models.Health(status="ok" if sound else "unavailable", checks=checks))
+
+    def _checks(self) -> dict[str, str]:
+        checks: dict[str, str] = {}
+        for name, look in (
+            ("ledger", lambda: self.ledger.get_value("sse-epoch")),
+            ("tiles", lambda: self.store.exists("tiles/ready")),
+        ):
+            try:
+                look()
+                checks[name] = "ok"
+            except (LedgerError, TileStoreError) as error:
+                checks[name] = str(error)[:200] or type(error).__name__
+        checks["changes"] = "ok" if self.hub.ready else "the log cannot be read"
+        return checks
+
+    async def prometheus(self, _: Request) -> Response:
+        body = await anyio.to_thread.run_sync(self.metrics.exposition)
+        return Response(body, headers={"Content-Type": METRICS_TYPE, "Cache-Control": "no-store"})
+
+
+def create_app(
+    ledger: Ledger, tiles: TileStore, log: EventLog, layers: LayerSet, settings: Settings, options: Options | None = None
+) -> Starlette:
+    """The tile server as an ASGI app. It opens and closes nothing: the ports are the caller's.
+
+    Args:
+        ledger: Which object is current, per tile.
+        tiles: Where the objects are.
+        log: `[tile-updated]` must be declared in it.
+        layers: The map's layers.
+        settings: Public URLs.
+        options: How much the server takes on.
+
+    Returns:
+        The app; `app.state.hub` is its change hub, whose `end_streams` a server calls before it waits for connections.
+    """
+    server = _TileServer(ledger, tiles, log, layers, settings, options or Options())
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        await server.hub.start()
+        try:
+            yield
+        finally:
+            await server.hub.stop()
+
+    handlers: dict[str, Any] = {
+        "/tiles/{z}/{x}/{y}.mvt": server.tile,
+        "/tiles.json": server.tilejson,
+        "/style.json": server.style,
+        "/events": server.events,
+        "/coverage": server.coverage,
+        "/page.json": server.page_config,
+        "/openapi.json": server.openapi,
+        "/healthz": server.healthz,
+        "/readyz": server.readyz,
+        "/metrics": server.prometheus,
+        **dict.fromkeys((*PAGE, *VENDOR), server.static),
+    }
+    app = Starlette(
+        routes=[Route(path, handler, methods=["GET"]) for path, handler in handlers.items()],
+        middleware=[Middleware(Envelope, metrics=server.metrics, kind=_kind, known=_known(handlers))],
+        exception_handlers={
+            **problems.exception_handlers(),
+            IntegrityFault: _integrity,
+            LedgerError: _port_away,
+            TileStoreError: _port_away,
+            LogError: _port_away,
+        },
+        lifespan=lifespan,
+    )
+    # `/tiles/` is nothing, and nothing redirects: a redirect would repeat the caller's host.
+    app.router.redirect_slashes = False
+    app.state.hub = server.hub
+    app.state.metrics = server.metrics
+    return app
+
+
+def run(settings: Settings) -> None:
+    """Serve tiles, changes and the map page until SIGTERM or SIGINT.
+
+    Raises:
+        ConfigurationError: The layers cannot be used.
+        ListenError: The address cannot be listened on.
+    """
+    from geo_assets.services.http_server import serve
+    from geo_assets.stack import Stack
+
+    with Stack(settings) as stack:
+        app = create_app(stack.ledger, stack.tiles, stack.log, stack.layers, settings)
+        serve(
+            app,
+            host=settings.host,
+            port=settings.tiles_port,
+            service="tileserver",
+            setting="GEO_ASSETS_TILES_PORT",
+            forwarded_allow_ips=settings.forwarded_allow_ips,
+            on_stop=app.state.hub.end_streams,
+        )
+
+
+# -- answers ---------------------------------------------------------------------------------------------------------
+def _document(request: Request, body: bytes) -> Response:
+    return conditional(request, body, JSON, f'W/"{hashlib.sha256(body).hexdigest()[:32]}"')
+
+
+def _health(answer: models.Health) -> Response:
+    return Response(
+        answer.model_dump_json(),
+        status_code=200 if answer.status == "ok" else 503,
+        media_type=JSON,
+        headers={"Cache-Control": "no-store"},
+    )
+
+
+async def _integrity(_: Request, error: Exception) -> Response:
+    detail = f"{str(error)[:1].upper()}{str(error)[1:]}; it is built again once the integrity check has seen it."
+    return problems.problem_response(problems.ProblemError(503, "integrity", detail, headers={"Retry-After": "10"}))
+
+
+async def _port_away(_: Request, error: Exception) -> Response:
+    structlog.get_logger().warning("port does not answer", error=str(error), kind=type(error).__name__)
+    return problems.problem_response(problems.unavailable("The ledger, the store or the log does not answer now.", 2))
+
+
+def _content_security_policy(settings: Settings) -> str:
+    """No inline script, no other origin than the tile server's public one."""
+    url = urlsplit(settings.tiles_url)
+    public = f"{url.scheme}://{url.netloc}"
+    return "; ".join((
+        "default-src 'none'", "script-src 'self'", "worker-src 'self'", "style-src 'self'", "img-src 'self' data: blob:",
+        f"connect-src 'self' {public}", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'self'",
+    ))  # fmt: skip
+
+
+def _kind(path: str) -> str:
+    first = path[1:].partition("/")[0]
+    if first in ("tiles", "events", "coverage", "metrics", "healthz", "readyz", "tiles.json", "style.json", "openapi.json"):
+        return first
+    return "page" if path in PAGE or path in VENDOR or path == "/page.json" else "other"
+
+
+def _known(handlers: Mapping[str, Any]) -> Any:
+    return lambda path: path in handlers or (path.startswith("/tiles/") and path.endswith(".mvt") and path.count("/") == 4)
+
+
+# -- parameters ------------------------------------------------------------------------------------------------------
+def _only(request: Request, *names: str) -> None:
+    """A parameter given twice is a mistake that nobody should have to find out by looking at a map."""
+    for name in names:
+        if len(request.query_params.getlist(name)) > 1:
+            raise problems.ProblemError(400, "parameter", f"{name} is given more than once.", field=name, limit=1)
+
+
+def _whole(request: Request, name: str, default: int | None, low: int, high: int) -> int:
+    text = request.query_params.get(name)
+    if text is None and default is not None:
+        return default
+    if text is None or not _NUMBER.fullmatch(text) or not low <= int(text) <= high:
+        raise problems.ProblemError(
+            400, "parameter", f"{name} must be a whole number from {low} to {high}.", field=name, value=text, limit=[low, high]
+        )
+    return int(text)
+
+
+def _box(text: str) -> Box:
+    """West, south, east, north in degrees; west above east crosses the date line."""
+    explained = "bbox must be west,south,east,north in degrees: longitudes -180..180, latitudes -90..90, south at most north."
+    parts = text.split(",")
+    try:
+        if len(parts) != 4:
+            raise ValueError(text)
+        box = Box(*(float(part) for part in parts))
+        if not (-180 <= box.west <= 180 and -180 <= box.east <= 180 and -90 <= box.south <= box.north <= 90):
+            raise ValueError(text)
+    except (ValueError, TileError):
+        raise problems.ProblemError(
+            400, "parameter", explained, field="bbox", value=text, limit=[-180.0, -90.0, 180.0, 90.0]
+        ) from None
+    return box

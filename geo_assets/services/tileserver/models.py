@@ -1,0 +1,109 @@
+"""What goes over the wire, as models: OpenAPI and the answers come from the same definitions."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+TileStateName = Literal["present", "empty", "dirty", "failed", "never"]
+
+
+class _Wire(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class ProblemDocument(_Wire):
+    """What is wrong with a request (RFC 9457)."""
+
+    type: str = Field(description="Kind of problem, a URN, or `about:blank` where the status says it all.")
+    title: str
+    status: int
+    detail: str
+    field: str | None = None
+    value: str | int | float | bool | None = None
+    limit: str | int | float | list[str] | list[float] | list[int] | None = None
+
+
+class TileChange(_Wire):
+    """Data of an event of the change stream: this tile has a new revision."""
+
+    z: int = Field(ge=0, le=22)
+    x: int = Field(ge=0)
+    y: int = Field(ge=0)
+    hash: str | None = Field(description="sha256 of the uncompressed tile in hex; null when the tile was emptied.")
+    revision: int = Field(ge=1, description="Grows by one with each change of the tile; a lower one is old news.")
+
+
+class VectorLayer(_Wire):
+    """A layer of the tiles (TileJSON 3.0, section 3.3)."""
+
+    id: str
+    description: str
+    minzoom: int
+    maxzoom: int
+    fields: dict[str, str] = Field(description="Attribute to what it is; empty when the layer takes all attributes.")
+
+
+class ChangeStream(_Wire):
+    """Where changes are told, and the point to resume from so that none since this document is missed."""
+
+    events: str
+    resume: str | None
+
+
+class TileJson(_Wire):
+    """TileJSON 3.0.0."""
+
+    tilejson: Literal["3.0.0"] = "3.0.0"
+    name: str
+    description: str
+    version: str
+    scheme: Literal["xyz"] = "xyz"
+    tiles: list[str]
+    minzoom: int
+    maxzoom: int
+    bounds: tuple[float, float, float, float] = Field(description="West, south, east, north in degrees.")
+    center: tuple[float, float, float] = Field(description="Longitude, latitude in degrees, zoom.")
+    attribution: str
+    vector_layers: list[VectorLayer]
+    live: ChangeStream
+
+
+class CoveredTile(_Wire):
+    """A tile as the ledger has it."""
+
+    x: int
+    y: int
+    key: str = Field(description="Partition key `zoom:quadkey`.")
+    state: TileStateName
+    revision: int
+    bytes: int
+    built_at_ms: int
+    error: str | None = None
+
+
+class Coverage(_Wire):
+    """Every tile of a box at one zoom. A state is the first that holds of failed, dirty, never, empty, present."""
+
+    zoom: int
+    counts: dict[TileStateName, int]
+    tiles: list[CoveredTile]
+
+
+class PageConfig(_Wire):
+    """What the map page must know of its surroundings."""
+
+    dagster_url: str
+    tiles_url: str
+    edge_url: str
+    version: str
+    maplibre: bool = Field(description="Whether the map library is installed beside the page.")
+    install: str = Field(description="What to run where it is not.")
+
+
+class Health(_Wire):
+    """Whether the process lives, or what is ready."""
+
+    status: Literal["ok", "unavailable"]
+    checks: dict[str, str] = {}
