@@ -19,6 +19,14 @@ class UnknownTopic(LogError):
     """The topic was never declared."""
 
 
+class UnknownPartition(LogError):
+    """The topic has no partition of that number."""
+
+
+class InvalidRecord(LogError):
+    """A record's key or header is no text that UTF-8 can hold (a lone surrogate), or its timestamp no 64-bit number."""
+
+
 class RecordTooLarge(LogError):
     """A record is larger than the log takes in one piece; it names the size and the limit in bytes."""
 
@@ -90,7 +98,13 @@ class Consumer(Protocol):
     """
 
     def poll(self, max_records: int = 500, timeout_s: float = 1.0) -> list[Record]:
-        """Up to `max_records` next records of the partitions held, waiting at most `timeout_s` for a first one."""
+        """Up to `max_records` next records of the partitions held, waiting at most `timeout_s` for a first one.
+
+        Raises:
+            OffsetOutOfRange: Retention took records that this group had not read. It is raised again until the group's
+                position is set (`EventLog.commit`) and taken up (`seek_to_committed`): a loss is never passed over.
+            LogUnavailable: Not now; nothing was lost.
+        """
         ...
 
     def commit(self, next_offsets: Mapping[tuple[str, int], int]) -> None:
@@ -131,6 +145,8 @@ class EventLog(Protocol):
 
         Raises:
             UnknownTopic: A topic was never declared.
+            UnknownPartition: A record names a partition that its topic has not.
+            InvalidRecord: A key or header cannot be stored; nothing was appended.
             RecordTooLarge: A record is over its topic's limit; nothing was appended.
             LogUnavailable: Not now; nothing was acknowledged.
         """
@@ -143,6 +159,7 @@ class EventLog(Protocol):
 
         Raises:
             UnknownTopic: The topic was never declared.
+            UnknownPartition: It has no such partition.
             OffsetOutOfRange: Retention took the offset, or it lies beyond the end.
         """
         ...
@@ -164,7 +181,10 @@ class EventLog(Protocol):
         ...
 
     def enforce_retention(self, now_ms: int | None = None) -> dict[str, int]:
-        """Delete what is older than its topic keeps; records deleted by topic. A broker that does so itself: {}."""
+        """Delete what was appended longer ago than its topic keeps; records deleted by topic. A broker of its own: {}.
+
+        It asks nobody: what a group has not read yet goes too, and OffsetOutOfRange tells that group.
+        """
         ...
 
     def close(self) -> None:

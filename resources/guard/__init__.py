@@ -1,1 +1,1 @@
-"""Guard: keys with a time to live, leases with fencing. protocol.py says what is promised; the other modules keep it."""
+"""Guard: keys with a time to live, leases with fencing. protocol.py says what is promised, the others keep it."""

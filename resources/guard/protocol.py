@@ -37,7 +37,7 @@ class Guard(Protocol):
         ...
 
     def acquire(self, name: str, owner: str, ttl_s: float) -> Lease | None:
-        """Take the lease if it is free, expired or already this owner's (same token then); None when another holds it."""
+        """Take the lease if it is free, expired or this owner's already (same token then); None: another holds it."""
         ...
 
     def renew(self, lease: Lease, ttl_s: float) -> Lease | None:

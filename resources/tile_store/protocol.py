@@ -31,7 +31,7 @@ class TileStore(Protocol):
     """Objects by name (`/` separates folders). A reader sees the whole old object, the whole new one, or none."""
 
     def put(self, name: str, data: bytes, *, metadata: Mapping[str, str] | None = None) -> None:
-        """Write atomically and durably; same name again replaces. Metadata is kept where the store has a place for it."""
+        """Write atomically and durably; same name again replaces. Metadata is kept where the store has room for it."""
         ...
 
     def get(self, name: str) -> bytes | None:

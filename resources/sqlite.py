@@ -1,0 +1,238 @@
+"""One SQLite file used by many threads and processes at once: connections, waiting for locks, what an error means.
+
+The embedded adapters share it. What their tables hold and promise stays with them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import sqlite3
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal, TypeVar
+
+T = TypeVar("T")
+
+Synchronous = Literal["FULL", "NORMAL"]
+
+# Primary result codes (https://sqlite.org/rescode.html) that pass when somebody else lets go of a lock.
+_WAIT = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
+# Those that a person or time must mend outside this process: disk, permissions, memory.
+_AWAY = {
+    sqlite3.SQLITE_READONLY: "is read-only",
+    sqlite3.SQLITE_PERM: "may not be opened (permissions)",
+    sqlite3.SQLITE_CANTOPEN: "cannot be opened (missing folder or permissions)",
+    sqlite3.SQLITE_FULL: "has no room left (disk full)",
+    sqlite3.SQLITE_IOERR: "cannot be read or written (disk full or failing)",
+    sqlite3.SQLITE_NOMEM: "cannot be used (out of memory)",
+}
+_DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT}
+
+
+class _Connection(sqlite3.Connection):
+    """sqlite3's own, with room for a weak reference and for what this module knows of it."""
+
+    synchronous: str = ""
+
+
+_abandoned: list[object] = []
+"""Connections that a fork brought into a child. Using or closing one there would damage the parent's; they are kept."""
+_open_files: weakref.WeakSet[SqliteFile] = weakref.WeakSet()
+
+
+def _forget_after_fork() -> None:
+    for file in list(_open_files):
+        file._after_fork()  # pyright: ignore[reportPrivateUsage]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+class SqliteFile:
+    """A database file in WAL mode, with a connection a thread.
+
+    Args:
+        path: The file; its folder is made when it is missing.
+        schema: Statements that make the tables; each must bear being run again.
+        version: Of the schema. A file of a newer one is refused.
+        synchronous: FULL syncs the disk at every commit; NORMAL leaves the last commits to a power failure.
+        unavailable: The caller's error for what may pass: disk full, read-only, locked too long.
+        failed: The caller's error for what does not: a damaged file, one of a newer version.
+        lock_timeout_s: How long another process may hold the write lock before it is `unavailable`.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        schema: str,
+        version: int,
+        synchronous: Synchronous,
+        unavailable: type[Exception],
+        failed: type[Exception],
+        lock_timeout_s: float,
+    ) -> None:
+        self.path = Path(path).absolute()
+        self._schema, self._version = schema, version
+        self._synchronous: Synchronous = synchronous
+        self._unavailable, self._failed = unavailable, failed
+        self._lock_timeout_s = lock_timeout_s
+        self._local = threading.local()
+        self._connections: weakref.WeakSet[_Connection] = weakref.WeakSet()
+        self._closed = False
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise unavailable(f"{self.path.parent} cannot be made: {error.strerror}") from error
+        self.attempt(self._prepare)
+        self._inode = self._identity()
+        _open_files.add(self)
+
+    def attempt(self, work: Callable[[sqlite3.Connection], T], connection: sqlite3.Connection | None = None) -> T:
+        """Do `work` with this thread's connection or the one given; again while the file is locked, up to the limit."""
+        deadline = time.monotonic() + self._lock_timeout_s
+        pause = 0.0005
+        while True:
+            try:
+                return work(connection or self.connection())
+            except sqlite3.Error as error:
+                self._roll_back(connection)
+                code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
+                if code not in _WAIT or time.monotonic() > deadline:
+                    raise self._translated(error, code) from error
+            # SQLite's own busy handler sleeps up to 100 ms a time; a commit holds the lock for about one.
+            time.sleep(random.uniform(pause / 2, pause))
+            pause = min(pause * 1.5, 0.01)
+
+    @contextlib.contextmanager
+    def transaction(self, synchronous: Synchronous | None = None) -> Iterator[sqlite3.Connection]:
+        """A write transaction: committed at the end, rolled back on any error.
+
+        Args:
+            synchronous: For this one, where it differs from the file's own.
+        """
+        connection = self.attempt(lambda c: self._begin(c, self._synchronous if synchronous is None else synchronous))
+        try:
+            yield connection
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            self._roll_back()
+            raise self._translated(error, (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF) from error
+        except BaseException:
+            self._roll_back()
+            raise
+
+    def connection(self) -> sqlite3.Connection:
+        """This thread's connection. Statements outside `attempt` and `transaction` are not retried."""
+        connection: _Connection | None = getattr(self._local, "connection", None)
+        if self._closed:
+            raise self._unavailable(f"{self.path} is closed")
+        if connection is None:
+            connection = self._local.connection = self._opened()
+        return connection
+
+    def own_connection(self) -> sqlite3.Connection:
+        """A connection that belongs to one object instead of one thread; its owner lets one thread at a time use it."""
+        return self.attempt(lambda _: self._opened())
+
+    def close(self) -> None:
+        """Close every thread's connection."""
+        self._closed = True
+        for connection in list(self._connections):
+            with contextlib.suppress(sqlite3.Error):
+                connection.close()
+
+    def give_back_space(self, pages: int = 2_000) -> None:
+        """Return free pages to the file system when they are over a quarter of the file; the rest is reused.
+
+        Args:
+            pages: Moved in one transaction (4 kB each), so that writers wait some milliseconds, not seconds.
+        """
+        free = self.attempt(lambda c: int(c.execute("PRAGMA freelist_count").fetchone()[0]))
+        total = self.attempt(lambda c: int(c.execute("PRAGMA page_count").fetchone()[0]))
+        while free * 4 > total and free > 256:
+            self.attempt(lambda c: c.execute(f"PRAGMA incremental_vacuum({pages})").fetchall())
+            before, free = free, self.attempt(lambda c: int(c.execute("PRAGMA freelist_count").fetchone()[0]))
+            total = self.attempt(lambda c: int(c.execute("PRAGMA page_count").fetchone()[0]))
+            if free >= before:
+                return
+
+    def _opened(self) -> _Connection:
+        connection = sqlite3.connect(
+            self.path, timeout=0, isolation_level=None, check_same_thread=False, factory=_Connection
+        )
+        # 64 MB: a long reader lets the write-ahead log grow; what is over this is given back at the next reset.
+        connection.execute("PRAGMA journal_size_limit = 67108864")
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        self._set_synchronous(connection, self._synchronous)
+        self._connections.add(connection)
+        return connection
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+            connection.execute("PRAGMA journal_mode = WAL")
+        tables = connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'schema_version'").fetchone()[0]
+        found = connection.execute("SELECT max(version) FROM schema_version").fetchone()[0] if tables else None
+        if found is None:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("CREATE TABLE IF NOT EXISTS schema_version (version INTEGER PRIMARY KEY) STRICT")
+            for statement in self._schema.split(";"):
+                if statement.strip():
+                    connection.execute(statement)
+            connection.execute("INSERT OR IGNORE INTO schema_version VALUES (?)", (self._version,))
+            connection.execute("COMMIT")
+        elif found > self._version:
+            raise self._failed(
+                f"{self.path} has schema version {found}, this program knows up to {self._version}: use a newer one"
+            )
+
+    def _begin(self, connection: sqlite3.Connection, synchronous: Synchronous) -> sqlite3.Connection:
+        self._set_synchronous(connection, synchronous)
+        connection.execute("BEGIN IMMEDIATE")
+        # A deleted or replaced file would take commits that nobody ever reads.
+        if self._identity() != self._inode:
+            self._roll_back()
+            raise self._unavailable(f"{self.path} was removed or replaced while it was open: restart the process")
+        return connection
+
+    @staticmethod
+    def _set_synchronous(connection: sqlite3.Connection, synchronous: Synchronous) -> None:
+        if isinstance(connection, _Connection) and connection.synchronous != synchronous:
+            connection.execute(f"PRAGMA synchronous = {synchronous}")
+            connection.synchronous = synchronous
+
+    def _identity(self) -> tuple[int, int] | None:
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def _roll_back(self, connection: sqlite3.Connection | None = None) -> None:
+        connection = connection or getattr(self._local, "connection", None)
+        if connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+
+    def _translated(self, error: sqlite3.Error, code: int) -> Exception:
+        if code in _WAIT:
+            return self._unavailable(f"{self.path} was locked for more than {self._lock_timeout_s:g} s")
+        if code in _AWAY:
+            return self._unavailable(f"{self.path} {_AWAY[code]}: {error}")
+        if code in _DAMAGED:
+            return self._failed(f"{self.path} is damaged or no database of ours: {error}")
+        if self._closed:
+            return self._unavailable(f"{self.path} is closed")
+        return self._failed(f"{self.path}: {error}")
+
+    def _after_fork(self) -> None:
+        _abandoned.extend((self._local, *self._connections))
+        self._local = threading.local()
+        self._connections = weakref.WeakSet()

@@ -1,0 +1,243 @@
+"""The embedded tile store: a folder, an object a file, a name its path below the root."""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import os
+import stat
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from resources.tile_store.protocol import InvalidName, StoredObject, TileStoreError, TileStoreUnavailable
+
+INCOMING = ".incoming"
+"""Folder below the root where objects are written before they get their name; no object's name can begin with it."""
+LEFTOVER_AFTER_S = 3_600.0
+"""A put takes milliseconds; what has been incoming for an hour belongs to a process that died."""
+MAX_NAME_BYTES = 1_024
+"""S3's limit for a key, so that a name that fits here fits there."""
+MAX_PART_BYTES = 255
+"""What the file systems of Linux and macOS take as one name."""
+_FOLDER_RACES = 100
+
+
+class FolderTileStore:
+    """A tile store in a folder (`TileStore`).
+
+    A put writes into `.incoming`, syncs, renames, and syncs every folder from the object's up to the root, because any
+    of them may be as new as the object: 1,800 puts/s with the four levels of a tile's name, 3,700 without the folders.
+
+    A name cannot be both an object and a folder of objects, as it can in S3: that put is a TileStoreError.
+
+    Args:
+        root: The folder; it is made. All of it must be one file system.
+
+    Raises:
+        TileStoreUnavailable: It cannot be made or written.
+    """
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root).absolute()
+        self._incoming = self.root / INCOMING
+        self._next_sweep = 0.0
+        try:
+            self._incoming.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._unavailable("made", self.root, error) from error
+        self._sweep_when_due()
+
+    def put(self, name: str, data: bytes, *, metadata: Mapping[str, str] | None = None) -> None:
+        """Write atomically and durably (see `TileStore.put`). A folder has no place for metadata."""
+        target = self._path(name)
+        self._sweep_when_due()
+        written = self._incoming / uuid.uuid4().hex
+        try:
+            self._write(written, data)
+            self._name(written, target)
+            folder = target.parent
+            while True:
+                _sync_folder(folder)
+                if folder == self.root:
+                    return
+                folder = folder.parent
+        except FileNotFoundError as error:
+            raise TileStoreUnavailable(f"{self.root} was removed while {name!r} was put") from error
+        except (NotADirectoryError, IsADirectoryError) as error:
+            raise TileStoreError(f"{name!r} is in the way of a folder or a folder in its way: {error}") from error
+        except OSError as error:
+            raise self._unavailable("written", target, error) from error
+        finally:
+            with contextlib.suppress(OSError):
+                written.unlink()
+
+    def get(self, name: str) -> bytes | None:
+        """The bytes, or None when there is no such object."""
+        path = self._path(name)
+        try:
+            return path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+        except OSError as error:
+            raise self._unavailable("read", path, error) from error
+
+    def exists(self, name: str) -> bool:
+        """Whether there is such an object."""
+        path = self._path(name)
+        try:
+            return stat.S_ISREG(path.stat().st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise self._unavailable("read", path, error) from error
+
+    def delete(self, names: Sequence[str]) -> int:
+        """Delete these and the folders that are empty then; how many objects went.
+
+        A deletion is not synced: after a power failure an object may be back, as one that nobody names.
+        """
+        count = 0
+        for path in [self._path(name) for name in names]:
+            try:
+                path.unlink()
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                continue
+            except OSError as error:
+                if path.is_dir():  # macOS and POSIX say EPERM for the unlink of a folder.
+                    continue
+                raise self._unavailable("deleted", path, error) from error
+            count += 1
+            # rmdir takes empty folders only; a put that finds its folder gone makes it again.
+            with contextlib.suppress(OSError):
+                for folder in path.parents:
+                    if folder == self.root:
+                        break
+                    folder.rmdir()
+        return count
+
+    def list(self, prefix: str = "") -> Iterator[StoredObject]:
+        """Objects whose name begins with `prefix`, in name order, read a folder at a time."""
+        if prefix:
+            _check(prefix.removesuffix("/"), "prefix")
+        self._sweep_when_due()
+        return self._below(prefix.rpartition("/")[0], prefix)
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def sweep(self, now_s: float | None = None) -> int:
+        """Delete what a process that died left in `.incoming`; how many files went. Runs by itself once an hour."""
+        oldest_s = (time.time() if now_s is None else now_s) - LEFTOVER_AFTER_S
+        count = 0
+        with contextlib.suppress(OSError), os.scandir(self._incoming) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):
+                    if entry.stat(follow_symlinks=False).st_mtime < oldest_s:
+                        os.unlink(entry.path)
+                        count += 1
+        return count
+
+    def _sweep_when_due(self) -> None:
+        if time.monotonic() >= self._next_sweep:
+            self._next_sweep = time.monotonic() + LEFTOVER_AFTER_S
+            self.sweep()
+
+    def _path(self, name: str) -> Path:
+        _check(name, "name")
+        return self.root / name
+
+    def _write(self, path: Path, data: bytes) -> None:
+        self._incoming.mkdir(exist_ok=True)
+        with open(path, "xb", buffering=0) as file:
+            view = memoryview(data)
+            while view:
+                view = view[file.write(view) :]
+            os.fsync(file.fileno())
+
+    def _name(self, written: Path, target: Path) -> None:
+        for _ in range(_FOLDER_RACES):
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(written, target)
+                return
+            except FileExistsError as error:
+                # An object stands where the folder should; or the folder was there, and is gone again by now.
+                if target.parent.is_file():
+                    raise NotADirectoryError(str(error)) from error
+            except FileNotFoundError:
+                # A delete took the folder, empty as it was, in between.
+                if not written.exists():
+                    raise
+        raise TileStoreUnavailable(f"the folder of {target} was removed {_FOLDER_RACES} times while it was put")
+
+    def _below(self, folder: str, prefix: str) -> Iterator[StoredObject]:
+        try:
+            with os.scandir(self.root / folder) as entries:
+                # A folder sorts as what its objects' names begin with: "a.b" comes before "a/b".
+                found = sorted(
+                    (entry.name + "/" if entry.is_dir(follow_symlinks=False) else entry.name) for entry in entries
+                )
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            raise self._unavailable("listed", self.root / folder, error) from error
+        start = folder + "/" if folder else ""
+        for part in found[bisect.bisect_left(found, prefix[len(start) :]) if len(prefix) > len(start) else 0 :]:
+            name = start + part
+            if not name.startswith(prefix):
+                return
+            if not folder and part == INCOMING + "/":
+                continue
+            if part.endswith("/"):
+                yield from self._below(name[:-1], "")
+                continue
+            with contextlib.suppress(FileNotFoundError):  # Deleted since the folder was read.
+                facts = os.stat(self.root / name, follow_symlinks=False)
+                if stat.S_ISREG(facts.st_mode):
+                    yield StoredObject(name, facts.st_size, facts.st_mtime_ns // 1_000_000)
+
+    @staticmethod
+    def _unavailable(what: str, path: Path, error: OSError) -> TileStoreUnavailable:
+        return TileStoreUnavailable(f"{path} cannot be {what}: {error.strerror or error}")
+
+
+def _sync_folder(folder: Path) -> None:
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+    except FileNotFoundError:
+        # The object was deleted, and its folder with it, by somebody who saw it: there is nothing to keep.
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _check(name: str, kind: str) -> None:
+    problem = None
+    if not name:
+        problem = "is empty"
+    elif name.startswith("/"):
+        problem = "is absolute"
+    elif "\\" in name:
+        problem = "has a backslash"
+    elif any(ord(c) < 32 or 127 <= ord(c) < 160 for c in name):
+        problem = "has a control character"
+    elif any(0xD800 <= ord(c) < 0xE000 for c in name):
+        problem = "has a lone surrogate"
+    else:
+        parts = name.split("/")
+        if "" in parts:
+            problem = "has an empty part"
+        elif "." in parts or ".." in parts:
+            problem = "has a part . or .."
+        elif parts[0] == INCOMING:
+            problem = f"begins with {INCOMING}, where objects are written"
+        elif len(name.encode()) > MAX_NAME_BYTES:
+            problem = f"is longer than {MAX_NAME_BYTES} bytes"
+        elif max(len(part.encode()) for part in parts) > MAX_PART_BYTES:
+            problem = f"has a part longer than {MAX_PART_BYTES} bytes"
+    if problem:
+        raise InvalidName(f"{kind} {name[:200]!r} {problem}")
