@@ -22,6 +22,7 @@ class Settings(BaseSettings):
     edge_port: int = Field(default=8787, ge=1, le=65535)
     tiles_port: int = Field(default=8788, ge=1, le=65535)
     dagster_port: int = Field(default=3000, ge=1, le=65535)
+    ingest_port: int = Field(default=8789, ge=0, le=65535, description="Metrics of ingest; 0 serves none.")
     public_tiles_url: str | None = Field(default=None, description="URL of the tile server as browsers see it; default from host and port.")
     public_dagster_url: str | None = Field(default=None, description="URL of the Dagster UI as browsers see it.")
     public_edge_url: str | None = Field(default=None, description="URL of the edge as senders see it.")

@@ -380,6 +380,10 @@ class Ledger(Protocol):
         """
         ...
 
+    def refuse_manifest(self, manifest_id: str, title: str, kind: str, problem: str, *, parameters: str = "{}") -> Manifest:
+        """Keep it as `refused` with the problem and no tiles. One that exists already is left as it is and returned."""
+        ...
+
     def mark_manifest(self, manifest_id: str, *, force: bool = False) -> Manifest:
         """Raise the backfill marks of all its tiles to one new counter value. Again: no change. Raises UnknownManifest."""
         ...

@@ -1,0 +1,84 @@
+"""The command line: `geo-assets`. One file a family of commands; each imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+import typer
+
+from geo_assets.cli import backfill, data, doctor, letters, serve, status, tile, up
+from geo_assets.cli.answers import CliError, complain
+
+app = typer.Typer(
+    name="geo-assets",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="A live map platform on Dagster: signed spatial edits in, exactly the touched tiles out.\n\n"
+    "Start with [bold]geo-assets up --sample[/bold]: a real city on a map, its tiles in Dagster's asset catalog. "
+    "Settings come from the environment (GEO_ASSETS_HOME, GEO_ASSETS_EDGE_PORT, …) or from --home.",
+)
+
+
+@app.callback()
+def _settings(
+    home: str = typer.Option(None, "--home", help="Folder of all embedded data [env GEO_ASSETS_HOME, default .geo_assets]."),
+    log_level: str = typer.Option(None, "--log-level", help="debug, info, warning or error [env GEO_ASSETS_LOG_LEVEL]."),
+) -> None:
+    if home:
+        os.environ["GEO_ASSETS_HOME"] = home
+    if log_level:
+        os.environ["GEO_ASSETS_LOG_LEVEL"] = log_level
+
+
+for family in (up, serve, data, backfill, status, letters, tile, doctor):
+    family.register(app)
+
+
+def main() -> None:
+    """Run the command line: whatever goes wrong is one line on standard error and an exit code other than zero."""
+    try:
+        code = app(standalone_mode=False)
+    except click.exceptions.Abort:
+        complain("stopped")
+        code = 130
+    except click.ClickException as fault:
+        fault.show()
+        code = fault.exit_code
+    except CliError as fault:
+        complain(str(fault))
+        code = fault.code
+    except KeyboardInterrupt:
+        complain("stopped")
+        code = 130
+    except BrokenPipeError:
+        # `geo-assets … | head` closed our output: nobody is left to read a complaint.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except Exception as fault:
+        if os.environ.get("GEO_ASSETS_DEBUG"):
+            raise
+        complain(explain(fault))
+        code = 1
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def explain(fault: Exception) -> str:
+    """One line for people about an exception: expected ones say what they are, others name themselves."""
+    known = ("ConfigurationError", "ListenError", "AlreadyRunning", "ProbeFailed", "ReadingError", "LayerError", "TileError")
+    kinds = {kind.__name__ for kind in type(fault).__mro__}
+    if kinds & {*known, "LogError", "LedgerError", "FeatureStoreError", "TileStoreError", "GuardUnavailable"}:
+        return " ".join(str(fault).split())
+    if isinstance(fault, OSError):
+        return f"{fault.filename or 'the system'}: {fault.strerror or fault}"
+    if "ValidationError" in kinds and hasattr(fault, "errors"):
+        problems = fault.errors()  # pyright: ignore[reportAttributeAccessIssue]
+        return "; ".join(f"{_setting(p['loc'])}: {p['msg']}, got {str(p.get('input'))[:60]!r}" for p in problems[:3])
+    return f"unexpected {type(fault).__name__}: {' '.join(str(fault).split())[:300]} (GEO_ASSETS_DEBUG=1 shows where)"
+
+
+def _setting(location: tuple[object, ...]) -> str:
+    return "GEO_ASSETS_" + ".".join(map(str, location)).upper()

@@ -1,0 +1,87 @@
+"""How the command line answers: consoles, one-line errors, and the settings every command starts from."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from geo_assets.settings import Settings
+
+if TYPE_CHECKING:
+    from geo_assets.stack import Stack
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+class CliError(Exception):
+    """What the user is told in one line; the command ends with `code`."""
+
+    def __init__(self, message: str, code: int = 1) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def complain(message: str) -> None:
+    """One line on standard error."""
+    err.print(f"[red]geo-assets:[/red] {_escape(message)}", soft_wrap=True)
+
+
+def _escape(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def settings(**changes: object) -> Settings:
+    """The settings of this process, with what flags changed; flags reach child processes through the environment."""
+    for name, value in changes.items():
+        if value is not None:
+            os.environ[f"GEO_ASSETS_{name.upper()}"] = str(value)
+    current = Settings()
+    return current.model_copy(update={"home": current.home.expanduser().absolute()})
+
+
+def logged_settings(**changes: object) -> Settings:
+    """The same, with logging set up."""
+    from geo_assets import logs
+
+    current = settings(**changes)
+    logs.configure(current.log_level, current.log_format)
+    return current
+
+
+def open_home(**changes: object) -> Stack:
+    """A stack over a home folder that exists and can be written.
+
+    Raises:
+        CliError: The folder cannot be made or written; one line says why.
+    """
+    from geo_assets.stack import Stack
+
+    current = logged_settings(**changes)
+    check_home(current)
+    return Stack(current)
+
+
+def check_home(current: Settings) -> None:
+    """See that the home folder is there and takes a file.
+
+    Raises:
+        CliError: It does not; one line says why and what to do.
+    """
+    probe = current.home / f".probe-{os.getpid()}"
+    try:
+        current.home.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"\0" * 65_536)
+    except OSError as fault:
+        raise CliError(
+            f"home {current.home} cannot be written: {fault.strerror or fault}; set GEO_ASSETS_HOME to a folder that can"
+        ) from None
+    finally:
+        try:
+            probe.unlink()
+        except OSError:
+            pass

@@ -1,0 +1,230 @@
+"""`geo-assets up`: edge, ingest, tile server and Dagster in one terminal, with one readable log and one clean stop."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich.text import Text
+
+from geo_assets.cli.answers import CliError, check_home, logged_settings, out
+
+if TYPE_CHECKING:
+    from geo_assets.services.supervisor import Supervisor
+    from geo_assets.settings import Settings
+
+COLOURS = {"edge": "cyan", "ingest": "magenta", "tiles": "green", "dagster": "blue", "sample": "yellow", "up": "white"}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(rich_help_panel="Start here")(up)
+
+
+def up(
+    sample: bool = typer.Option(False, "--sample", help="Import central Helsinki (OpenStreetMap) first, if it is not there yet."),
+    open_browser: bool = typer.Option(False, "--open", help="Open the map in a browser when it is ready."),
+    edge_port: int = typer.Option(None, help="Port of the edge [env GEO_ASSETS_EDGE_PORT, default 8787]."),
+    tiles_port: int = typer.Option(None, help="Port of map and tiles [env GEO_ASSETS_TILES_PORT, default 8788]."),
+    dagster_port: int = typer.Option(None, help="Port of the Dagster UI [env GEO_ASSETS_DAGSTER_PORT, default 3000]."),
+    verbose: bool = typer.Option(False, "--verbose", "-v", help="Show every line that Dagster prints."),
+) -> None:
+    """Run everything here until Ctrl-C: edge, ingest, tile server, Dagster's UI and daemon.
+
+    Data lives in the home folder (GEO_ASSETS_HOME); nothing needs to be installed. Start it again and it goes on where
+    it was, also after a power cut.
+    """
+    from geo_assets.services.supervisor import Child, Supervisor
+
+    current = logged_settings(edge_port=edge_port, tiles_port=tiles_port, dagster_port=dagster_port)
+    os.environ["GEO_ASSETS_HOME"] = str(current.home)
+    check_home(current)
+    room = shutil.disk_usage(current.home).free
+    if room < 200_000_000:
+        raise CliError(f"home {current.home} has {room // 1_000_000} MB free, 200 MB are needed; set GEO_ASSETS_HOME to another disk")
+    printer = Printer(verbose)
+    supervisor = Supervisor(current.home, printer.line)
+    left = supervisor.claim()
+    if left:
+        printer.line("up", f"ended {left} processes that a killed predecessor left")
+    try:
+        check_ports(current)
+        prepare(current)
+        dagster_home = prepare_dagster(current)
+    except BaseException:
+        supervisor.stop()
+        raise
+    asked = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: (supervisor.stopping.set(), asked.set()))
+    me = [sys.executable, "-m", "geo_assets.cli"]
+    try:
+        for name in ("edge", "ingest", "tiles"):
+            supervisor.start(Child(name, [*me, name]))
+        environment = dagster_environment(current, dagster_home)
+        # `dagster dev` ends its own processes in order on an interrupt, and on no other signal.
+        supervisor.start(Child("dagster", dagster_command(current), environment, stop_signal=signal.SIGINT))
+        _run(supervisor, current, printer, asked, me if sample else None, open_browser)
+    finally:
+        printer.line("up", "stopping")
+        supervisor.stop()
+        printer.line("up", "stopped")
+
+
+def _run(
+    supervisor: Supervisor, current: Settings, printer: Printer, asked: threading.Event, sample: list[str] | None, open_browser: bool
+) -> None:
+    from geo_assets.services import sample as samples
+
+    started = time.monotonic()
+    if sample is not None and not asked.is_set():
+        samples.ensure(current, lambda text: printer.line("sample", text), asked)
+    waiting = {"edge": f"{current.edge_url}/healthz", "tiles": f"{current.tiles_url}/healthz", "dagster": f"{current.dagster_url}/server_info"}
+    ready = False
+    while not asked.wait(0.5):
+        broken = supervisor.watch()
+        if broken is not None:
+            raise CliError(f"{broken} ends as soon as it starts: its lines above say why")
+        if ready:
+            continue
+        waiting = {name: url for name, url in waiting.items() if not answers(url)}
+        if waiting:
+            if time.monotonic() - started > 180:
+                raise CliError(f"{', '.join(waiting)} did not answer within 180 s; their lines above say why")
+            continue
+        if samples.progress(current, lambda text: printer.line("up", text)):
+            ready = True
+            printer.banner(current, time.monotonic() - started)
+            if open_browser:
+                import webbrowser
+
+                webbrowser.open(current.tiles_url)
+
+
+def answers(url: str) -> bool:
+    """Whether a service answers 200 there."""
+    import httpx
+
+    try:
+        return httpx.get(url, timeout=2, trust_env=False).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def check_ports(current: Settings) -> None:
+    """See that every port is free before anything starts.
+
+    Raises:
+        CliError: One is taken; the line names it and the setting to change.
+    """
+    ports = {"EDGE": current.edge_port, "TILES": current.tiles_port, "DAGSTER": current.dagster_port}
+    if len(set(ports.values())) < len(ports):
+        raise CliError(f"edge, tiles and dagster need three different ports, not {', '.join(map(str, ports.values()))}")
+    for name, port in ports.items():
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((current.host, port))
+            except OSError as fault:
+                raise CliError(
+                    f"port {port} of {current.host} is taken ({fault.strerror}); set GEO_ASSETS_{name}_PORT to a free one"
+                ) from None
+
+
+def prepare(current: Settings) -> None:
+    """Create every file of the home once, in one process, so that the services find it there."""
+    from geo_assets.events.crs import probe
+    from geo_assets.stack import Stack
+
+    probe()
+    with Stack(current) as stack:
+        stack.ensure()
+
+
+def top_level(name: str) -> Path:
+    """A file of the project's top level: beside the package in a checkout, under `share/` where it was installed.
+
+    Raises:
+        CliError: It is in neither place.
+    """
+    import geo_assets
+
+    for folder in (Path(geo_assets.__file__).parents[1], Path(sys.prefix) / "share" / "geo_assets"):
+        if (folder / name).is_file():
+            return folder / name
+    raise CliError(f"{name} is not there: install geo_assets again, or run it from a checkout")
+
+
+def prepare_dagster(current: Settings) -> Path:
+    """Dagster's home inside ours, with the project's dagster.yaml; runs that a killed predecessor left are ended."""
+    folder = current.home / "dagster"
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(top_level("dagster.yaml"), folder / "dagster.yaml")
+    return folder
+
+
+def dagster_environment(current: Settings, folder: Path) -> dict[str, str]:
+    """Environment of Dagster's processes."""
+    return {
+        "DAGSTER_HOME": str(folder),
+        "GEO_ASSETS_DAGSTER_STORAGE": str(folder / "storage"),
+        "GEO_ASSETS_HOME": str(current.home),
+        "DAGSTER_DISABLE_TELEMETRY": "1",
+    }
+
+
+def dagster_command(current: Settings) -> list[str]:
+    """How Dagster's UI, daemon and code server are started."""
+    workspace = top_level("workspace.yaml")
+    return [
+        sys.executable, "-m", "geo_assets.dagster_dev", "-w", str(workspace), "-h", current.host, "-p", str(current.dagster_port),
+    ]  # fmt: skip
+
+
+class Printer:
+    """One readable log of several processes: a coloured name, then the line."""
+
+    NOISE = ("BetaWarning", "PreviewWarning", "  warnings.warn", "Serving dagster-webserver", "warnings.warn(")
+
+    def __init__(self, verbose: bool) -> None:
+        self._verbose = verbose
+        self._lock = threading.Lock()
+
+    def line(self, name: str, text: str) -> None:
+        """Print one line of a process."""
+        if not text.strip():
+            return
+        if name == "dagster" and not self._verbose:
+            if any(noise in text for noise in self.NOISE):
+                return
+            if " - DEBUG - " in text or " - INFO - " in text:
+                return
+        with self._lock:
+            shown = Text(f"{name:>8} │ ", style=COLOURS.get(name, "white"))
+            shown.append(Text.from_ansi(text))
+            out.print(shown, soft_wrap=True)
+
+    def banner(self, current: Settings, seconds: float) -> None:
+        """Where everything is, and what to do next."""
+        from rich.panel import Panel
+        from rich.table import Table
+
+        from geo_assets.services import sample as samples
+
+        table = Table.grid(padding=(0, 2))
+        table.add_row("[bold]Map[/bold]", f"[link={current.tiles_url}]{current.tiles_url}[/link]")
+        table.add_row("[bold]Dagster[/bold]", f"[link={current.dagster_url}]{current.dagster_url}[/link]")
+        table.add_row("[bold]Edge[/bold]", f"{current.edge_url}/v1/features")
+        command = samples.edit_command(current)
+        if command:
+            table.add_row("[bold]Edit a building[/bold]", command)
+        with self._lock:
+            out.print(Panel(table, title=f"geo_assets is up ({seconds:.0f} s)", subtitle="Ctrl-C stops everything", expand=False))

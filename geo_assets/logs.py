@@ -1,0 +1,42 @@
+"""One way to log: structured events, readable lines on a terminal, JSON elsewhere when asked for."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import structlog
+
+
+def configure(level: str = "info", log_format: str = "auto", *, stream: object | None = None) -> None:
+    """Set up structlog and the standard library's logging for this process.
+
+    Args:
+        level: debug, info, warning or error.
+        log_format: `console`, `json`, or `auto` (console).
+        stream: Where lines go; standard error by default, so that a command's answer stays alone on standard output.
+    """
+    number = logging.getLevelNamesMapping().get(level.upper(), logging.INFO)
+    target = stream or sys.stderr
+    shared = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso" if log_format == "json" else "%H:%M:%S", utc=log_format == "json"),
+    ]
+    if log_format == "json":
+        renderer: structlog.typing.Processor = structlog.processors.JSONRenderer()
+    else:
+        renderer = structlog.dev.ConsoleRenderer(
+            colors=bool(getattr(target, "isatty", lambda: False)()),
+            exception_formatter=structlog.dev.plain_traceback,
+            pad_event_to=30,
+        )
+    structlog.configure(
+        processors=[*shared, structlog.processors.StackInfoRenderer(), structlog.processors.format_exc_info, renderer]
+        if log_format == "json"
+        else [*shared, structlog.processors.StackInfoRenderer(), renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.PrintLoggerFactory(target),  # pyright: ignore[reportArgumentType]
+        cache_logger_on_first_use=True,
+    )
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=target, force=True)  # pyright: ignore[reportCallIssue, reportArgumentType]

@@ -1,0 +1,326 @@
+"""Build tiles: take, digest, skip or encode, commit, announce. The Dagster asset and every other builder call this.
+
+The steps and their order are the build protocol of docs/architecture.md: features are read after the mark, objects are
+put before the ledger names them, each tile is committed by itself on the revision as read, and the outbox pays for
+whoever dies in between.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import structlog
+
+from geo_assets.events.dead_letter import DeadLetter
+from geo_assets.services import announce, build_worker
+from geo_assets.services.build_worker import Built, BuildTask
+from geo_assets.services.dead_letters import now_ms, write_dead_letters
+from geo_assets.services.pool import TaskFailed, WorkerPool
+from geo_assets.services.recipe import current_recipe
+from geo_assets.tiles import workkey
+from geo_assets.tiles.tile import Tile
+from resources.ledger.protocol import Commit, Failure, Settle, TileState
+
+if TYPE_CHECKING:
+    from geo_assets.stack import Stack
+
+log = structlog.get_logger()
+
+Outcome = Literal["built", "unchanged", "skipped", "emptied", "failed"]
+
+CHUNK_TILES = 128
+"""Most tiles of a chunk: enough for the encoder's fixed cost of 0.45 ms a call to vanish, few enough to commit often."""
+
+CHUNK_VERTICES = 150_000
+"""Most vertices of a chunk, about a second of encoding, so that both workers end together and memory stays small."""
+
+LOST_RACES = 3
+"""How often a tile that another builder committed meanwhile is built again here before it is left to the next mark."""
+
+
+@dataclass(frozen=True, slots=True)
+class TileResult:
+    """What became of one tile: what Dagster shows and counts."""
+
+    key: str
+    outcome: Outcome
+    revision: int
+    content_hash: str | None
+    work_key: str
+    bytes: int
+    ms: float
+    features: int
+    vertices: int
+    data_time_ms: int
+    left_out: tuple[tuple[str, str, str], ...] = ()
+    error: str | None = None
+    catalog_owed: tuple[int, ...] = ()
+    """Outbox rows to pay once the materialization is stored."""
+
+
+def weigh(stack: Stack, keys: Sequence[str]) -> tuple[list[str], np.ndarray]:
+    """What a build of these tiles would find: work key and vertices of each, from one query."""
+    digests = stack.features.digests(build_worker.boxes_of(keys, stack.layers))
+    recipe = current_recipe(stack.layers)
+    sources = workkey.source_digests(len(keys), digests.pair_tile, digests.pair_digest)
+    work_keys = [workkey.work_key(key, digest, recipe) for key, digest in zip(keys, sources, strict=True)]
+    vertices = np.bincount(digests.pair_tile, weights=digests.pair_vertices, minlength=len(keys)).astype(np.int64)
+    return work_keys, vertices
+
+
+class TileBuilder:
+    """Builds tiles in worker processes and commits them one by one.
+
+    Args:
+        stack: The ports.
+        owner: Who holds the leases: a batch's id, or any name of the caller's own.
+        step: Called before each step of the protocol with its name and the tile's key. Tests crash or pause here.
+        inline: Build in this process. A tile that kills its builder kills the caller then.
+    """
+
+    def __init__(
+        self, stack: Stack, owner: str, *, step: Callable[[str, str], None] | None = None, inline: bool = False
+    ) -> None:
+        self.stack, self.owner = stack, owner
+        self._step = step or (lambda _name, _key: None)
+        self._inline = inline
+        settings = stack.settings
+        self._pool = WorkerPool(
+            settings.build_workers, settings.build_timeout_s, build_worker.start, (settings.model_dump_json(),)
+        )
+        self.encoded = 0
+        """Tiles that went to the encoder."""
+
+    def __enter__(self) -> TileBuilder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the worker processes."""
+        self._pool.close()
+
+    def build(self, keys: Sequence[str], *, force: bool = False) -> Iterator[TileResult]:
+        """Build these tiles; yield each as it is committed, settled or failed. The order is the builder's own.
+
+        Args:
+            keys: Partition keys. One that names no tile fails alone.
+            force: Encode although the work key matches.
+        """
+        pending: list[str] = []
+        for key in dict.fromkeys(keys):
+            try:
+                Tile.from_key(key)
+                pending.append(key)
+            except ValueError as fault:
+                yield TileResult(key, "failed", 0, None, "", 0, 0.0, 0, 0, 0, error=str(fault))
+        # Quadkey order keeps neighbours in one chunk: they share features, which are then fetched and parsed once.
+        pending.sort(key=lambda key: key.partition(":")[2])
+        for last in range(LOST_RACES - 1, -1, -1):
+            if not pending:
+                return
+            lost: list[str] = []
+            yield from self._round(pending, force, lost)
+            states = self.stack.ledger.read(lost)
+            pending = [key for key in lost if states[key].dirty and last]
+            for key in lost:
+                if key not in pending:
+                    # Somebody newer committed it: what stands answers the mark, or the mark goes on standing.
+                    yield _as_it_stands(states[key])
+
+    def _round(self, keys: list[str], force: bool, lost: list[str]) -> Iterator[TileResult]:
+        ledger = self.stack.ledger
+        for key in keys:
+            self._step("take", key)
+        states = ledger.take(keys, self.owner, self.stack.settings.lease_s)
+        leased_elsewhere = [key for key in keys if key not in states]
+        if leased_elsewhere:
+            # A lease saves double work and guards nothing: a tile asked for by name is built all the same.
+            states |= ledger.read(leased_elsewhere)
+        for key in keys:
+            self._step("read features", key)
+        started = time.perf_counter()
+        work_keys, vertices = weigh(self.stack, keys)
+        share_ms = (time.perf_counter() - started) * 1000 / len(keys)
+        settles: list[Settle] = []
+        tasks: list[BuildTask] = []
+        for key, work_key, weight in zip(keys, work_keys, vertices, strict=True):
+            state = states[key]
+            if state.work_key == work_key and not force and state.forced <= state.built:
+                settles.append(Settle(key, state.revision, state.wanted, work_key))
+            else:
+                tasks.append(BuildTask(key, state.revision, state.work_key, state.content_hash, state.empty, int(weight)))
+        for settle in settles:
+            self._step("settle", settle.key)
+        held = ledger.settle(settles) if settles else set()
+        for settle in settles:
+            if settle.key in held:
+                yield _as_it_stands(states[settle.key], ms=share_ms)
+            else:
+                lost.append(settle.key)
+        self.encoded += len(tasks)
+        for task, result in self._encode(tasks):
+            yield from self._finish(task, result, states, lost)
+
+    def _encode(self, tasks: list[BuildTask]) -> Iterator[tuple[list[BuildTask], list[Built | TaskFailed]]]:
+        """Chunks of tasks with their results, as they come."""
+        for task in tasks:
+            self._step("put", task.key)
+        if self._inline:
+            for chunk in chunks_of(tasks):
+                yield chunk, list(build_worker.build_in(self.stack, chunk))
+            return
+        together: list[BuildTask] = []
+        results: list[Built | TaskFailed] = []
+        renewed = time.monotonic()
+        for done in self._pool.map(build_worker.build, chunks_of(tasks)):
+            together.append(done.task)
+            results.append(done.result)
+            if len(together) >= CHUNK_TILES or isinstance(done.result, TaskFailed):
+                yield together, results
+                together, results = [], []
+            if time.monotonic() - renewed > self.stack.settings.lease_s / 3:
+                self.stack.ledger.renew(self.owner, self.stack.settings.lease_s)
+                renewed = time.monotonic()
+        if together:
+            yield together, results
+
+    def _finish(
+        self, tasks: list[BuildTask], results: list[Built | TaskFailed], states: dict[str, TileState], lost: list[str]
+    ) -> Iterator[TileResult]:
+        """Commit, settle or fail a chunk: one ledger transaction each, every tile conditional by itself."""
+        ledger, settings = self.stack.ledger, self.stack.settings
+        commits: dict[str, tuple[Commit, Built]] = {}
+        settles: dict[str, tuple[Settle, Built]] = {}
+        failures: dict[str, str] = {}
+        for task, result in zip(tasks, results, strict=True):
+            state = states[task.key]
+            if isinstance(result, TaskFailed):
+                failures[task.key] = f"{result.reason}: {result.explanation}"
+            elif result.error is not None:
+                failures[task.key] = result.error
+            elif result.changed:
+                outcome = "emptied" if result.content_hash is None else "built"
+                details = {"ms": round(result.ms, 2), "features": result.features, "image": settings.image_digest}
+                commits[task.key] = Commit(
+                    key=task.key,
+                    revision=state.revision,
+                    wanted=state.wanted,
+                    work_key=result.work_key,
+                    content_hash=result.content_hash,
+                    bytes=result.bytes,
+                    data_time_ms=result.data_time_ms,
+                    outcome=outcome,
+                    details=json.dumps(details, separators=(",", ":")),
+                ), result
+            else:
+                settles[task.key] = Settle(task.key, state.revision, state.wanted, result.work_key, result.data_time_ms), result
+        if commits:
+            yield from self._commit(commits, lost)
+        if settles:
+            for key in settles:
+                self._step("settle", key)
+            held = ledger.settle([settle for settle, _ in settles.values()])
+            for key, (settle, built) in settles.items():
+                if key in held:
+                    yield _result(key, "unchanged", states[key].revision, built)
+                else:
+                    lost.append(key)
+        if failures:
+            yield from self._fail(failures, states)
+
+    def _commit(self, commits: dict[str, tuple[Commit, Built]], lost: list[str]) -> Iterator[TileResult]:
+        for key in commits:
+            self._step("commit", key)
+        owed = self.stack.ledger.commit([commit for commit, _ in commits.values()])
+        for key in owed:
+            self._step("announce", key)
+        announce.announce(self.stack, [row for rows in owed.values() for row in rows if row.duty == "announce"])
+        for key, (commit, built) in commits.items():
+            if key not in owed:
+                lost.append(key)
+                continue
+            catalog = tuple(row.id for row in owed[key] if row.duty == "catalog")
+            outcome: Outcome = "emptied" if commit.content_hash is None else "built"
+            yield _result(key, outcome, commit.revision + 1, built, catalog)
+
+    def _fail(self, failures: dict[str, str], states: dict[str, TileState]) -> Iterator[TileResult]:
+        charges = [Failure(key, states[key].wanted, error) for key, error in failures.items()]
+        given_up = self.stack.ledger.fail(charges, max_attempts=self.stack.settings.max_attempts)
+        letters: list[DeadLetter] = [
+            tile_dead_letter(key, failures[key], self.stack.settings.max_attempts) for key in sorted(given_up)
+        ]
+        write_dead_letters(self.stack, letters)
+        for key, error in failures.items():
+            log.warning("tile failed", tile=key, error=error, given_up=key in given_up)
+            state = states[key]
+            yield TileResult(
+                key, "failed", state.revision, state.content_hash, state.work_key or "", state.bytes, 0.0, 0, 0,
+                state.data_time_ms, error=error,
+            )  # fmt: skip
+
+
+def tile_dead_letter(key: str, error: str, attempts: int) -> DeadLetter:
+    """The dead letter of a tile whose builds failed too often: it costs nothing more until it is wanted anew."""
+    return DeadLetter.make(
+        reason="build_failed",
+        stage="build",
+        explanation=error,
+        source="",
+        at_ms=now_ms(),
+        attempts=attempts,
+        payload=json.dumps({"tile": key}).encode(),
+        headers={"tile": key},
+    )
+
+
+def chunks_of(tasks: Sequence[BuildTask]) -> Iterator[list[BuildTask]]:
+    """Cut into chunks of similar weight, in order."""
+    chunk: list[BuildTask] = []
+    weight = 0
+    for task in tasks:
+        if chunk and (len(chunk) >= CHUNK_TILES or weight + task.vertices > CHUNK_VERTICES):
+            yield chunk
+            chunk, weight = [], 0
+        chunk.append(task)
+        weight += task.vertices
+    if chunk:
+        yield chunk
+
+
+def _result(key: str, outcome: Outcome, revision: int, built: Built, catalog: tuple[int, ...] = ()) -> TileResult:
+    return TileResult(
+        key=key,
+        outcome=outcome,
+        revision=revision,
+        content_hash=built.content_hash,
+        work_key=built.work_key,
+        bytes=built.bytes,
+        ms=built.ms,
+        features=built.features,
+        vertices=built.vertices,
+        data_time_ms=built.data_time_ms,
+        left_out=built.left_out,
+        catalog_owed=catalog,
+    )
+
+
+def _as_it_stands(state: TileState, ms: float = 0.0) -> TileResult:
+    return TileResult(
+        key=state.key,
+        outcome="skipped",
+        revision=state.revision,
+        content_hash=state.content_hash,
+        work_key=state.work_key or "",
+        bytes=state.bytes,
+        ms=ms,
+        features=0,
+        vertices=0,
+        data_time_ms=state.data_time_ms,
+    )

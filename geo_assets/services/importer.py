@@ -1,0 +1,180 @@
+"""Bulk import of a file: the same validation and the same transaction as ingest, with the tiles collected in a manifest."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import structlog
+
+from geo_assets.events.collection import CollectionInfo
+from geo_assets.events.dead_letter import DeadLetter, Refused
+from geo_assets.services import ingest_worker, outbox
+from geo_assets.services.dead_letters import now_ms, write_dead_letters
+from geo_assets.services.dirty import DirtyPlan
+from geo_assets.services.ingest_worker import Circumstances, FeatureResult, FeatureTask
+from geo_assets.services.pool import TaskFailed, WorkerPool
+from geo_assets.services.valid_edits import edit_of
+from resources.feature_store.protocol import Edit
+from resources.ledger.protocol import Manifest
+
+if TYPE_CHECKING:
+    from geo_assets.events.sources import Source
+    from geo_assets.services.reading.reading import Reading
+    from geo_assets.stack import Stack
+
+log = structlog.get_logger()
+
+CHUNK = 250
+EDITS_A_TRANSACTION = 2_500
+LEASE_S = 120.0
+
+
+@dataclass(slots=True)
+class Imported:
+    """What an import did so far."""
+
+    read: int = 0
+    outcomes: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, int] = field(default_factory=dict)
+    left_out: dict[str, int] = field(default_factory=dict)
+    manifest: Manifest | None = None
+
+    @property
+    def changed(self) -> int:
+        """Features that are new or differ now."""
+        return self.outcomes.get("applied", 0)
+
+
+def import_reading(
+    stack: Stack,
+    reading: Reading,
+    source: Source,
+    *,
+    crs: str | None = None,
+    progress: Callable[[Imported], None] = lambda _: None,
+    stop: threading.Event | None = None,
+) -> Imported:
+    """Import a file that was opened; its changed tiles are marked by one manifest at the end.
+
+    Args:
+        stack: The ports.
+        reading: The file.
+        source: Whose features they become.
+        crs: CRS to take instead of the file's, such as `EPSG:3067`.
+        progress: Called after each transaction.
+        stop: Ends the import after the transaction under way; what was stored so far is marked all the same.
+
+    Raises:
+        ReadingError: The file turns out to be damaged; what was stored before is marked.
+    """
+    manifest_id = f"import-{uuid.uuid4().hex[:12]}"
+    settings = stack.settings
+    done = Imported()
+    at = Circumstances(
+        source=source,
+        event_id=manifest_id,
+        received_ms=now_ms(),
+        header_crs=crs or reading.crs,
+        content_type="application/geo+json",
+        replay=False,
+    )
+    info = CollectionInfo("collection", 0)
+    pool = WorkerPool(settings.ingest_workers, settings.task_timeout_s, ingest_worker.start, (settings.model_dump_json(),))
+    plan = DirtyPlan(stack.layers, settings.edit_cap, manifest=manifest_id)
+    lease = stack.guard.acquire(outbox.IMPORT_LEASE + manifest_id, manifest_id, LEASE_S)
+
+    def tasks() -> Iterator[list[FeatureTask]]:
+        chunk: list[FeatureTask] = []
+        for index, raw in enumerate(reading):
+            if stop is not None and stop.is_set():
+                break
+            done.read += 1
+            chunk.append(FeatureTask(at, info, index, raw))
+            if len(chunk) >= CHUNK:
+                yield chunk
+                chunk = []
+        if chunk:
+            yield chunk
+
+    edits: list[Edit] = []
+    results: list[FeatureResult] = []
+    raws: dict[str, tuple[int, bytes]] = {}
+
+    def store() -> None:
+        nonlocal lease
+        letters = [_letter(at, one.index, one.raw, one.refused) for one in results if one.refused is not None]
+        if edits:
+            for applied in stack.features.apply(edits, plan, now_ms=now_ms()):
+                done.outcomes[applied.outcome] = done.outcomes.get(applied.outcome, 0) + 1
+                if applied.outcome == "version_conflict":
+                    index, raw = raws[applied.edit.event_key]
+                    fault = Refused(
+                        "version_conflict", "version", str(applied.edit.version),
+                        f"above {applied.current_version}, or the same content",
+                    )  # fmt: skip
+                    letters.append(_letter(at, index, raw, fault))
+            plan.known |= plan.fresh
+        write_dead_letters(stack, letters)
+        for letter in letters:
+            done.refused[letter.reason] = done.refused.get(letter.reason, 0) + 1
+        edits.clear()
+        results.clear()
+        raws.clear()
+        if lease is not None:
+            lease = stack.guard.renew(lease, LEASE_S)
+        progress(done)
+
+    try:
+        for finished in pool.map(ingest_worker.validate_features, tasks()):
+            result = finished.result
+            if isinstance(result, TaskFailed):
+                reason = {"timeout": "timeout", "killed": "worker_died"}.get(result.reason, "internal")
+                fault = Refused(reason, explanation=result.explanation)  # pyright: ignore[reportArgumentType]
+                result = FeatureResult(finished.task.index, finished.task.raw, None, fault)
+            if result.edit is not None:
+                edit = edit_of(result.edit)
+                raws[edit.event_key] = (result.index, finished.task.raw)
+                edits.append(edit)
+            else:
+                results.append(result)
+            if len(edits) + len(results) >= EDITS_A_TRANSACTION:
+                store()
+        if edits or results:
+            store()
+    finally:
+        pool.close()
+        done.left_out = dict(reading.left_out)
+        done.manifest = outbox.finish_manifest(stack, manifest_id, reading.path.name, "import")
+        outbox.plan_wide(stack)
+        if lease is not None:
+            stack.guard.release(lease)
+        progress(done)
+    return done
+
+
+def _letter(at: Circumstances, index: int, raw: bytes, refused: Refused) -> DeadLetter:
+    from geo_assets.events import topics
+
+    headers = {
+        topics.HEADER_SOURCE: at.source.name,
+        topics.HEADER_EVENT_ID: at.event_id,
+        topics.HEADER_KIND: "features",
+        topics.HEADER_RECEIVED_MS: str(at.received_ms),
+        topics.HEADER_CONTENT_TYPE: "application/geo+json",
+    }
+    if at.header_crs:
+        headers[topics.HEADER_CRS] = at.header_crs
+    return DeadLetter.refused(
+        refused,
+        stage="store" if refused.reason == "version_conflict" else "validate",
+        source=at.source.name,
+        at_ms=now_ms(),
+        event_id=at.event_id,
+        index=index,
+        payload=raw,
+        headers=headers,
+    )

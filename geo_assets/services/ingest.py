@@ -1,0 +1,398 @@
+"""Ingest: from `[raw]` to the feature store, and from its outbox to `[tiles]`.
+
+One batch: read records, parse and validate in worker processes, apply in one transaction, write dead letters, send the
+hints, and only then move the offset. Killed anywhere in between, it does the batch again and nothing counts twice.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_exponential_jitter
+
+from geo_assets.events import collection, topics
+from geo_assets.events.collection import CollectionInfo
+from geo_assets.events.dead_letter import DeadLetter, Origin, Refused
+from geo_assets.services import ingest_worker, outbox
+from geo_assets.services.callbacks import Callbacks, Told
+from geo_assets.services.dead_letters import now_ms, write_dead_letters
+from geo_assets.services.dirty import DirtyPlan
+from geo_assets.services.housekeeping import Housekeeper
+from geo_assets.services.ingest_worker import BodyResult, BodyTask, Circumstances, FeatureResult, FeatureTask
+from geo_assets.services.pool import TaskFailed, WorkerPool
+from geo_assets.services.status import INGEST_GROUP
+from geo_assets.services.valid_edits import edit_of
+from resources.event_log.protocol import LogUnavailable, Record
+from resources.feature_store.protocol import Applied, Edit, FeatureStoreUnavailable
+
+if TYPE_CHECKING:
+    from geo_assets.settings import Settings
+    from geo_assets.stack import Stack
+
+log = structlog.get_logger()
+
+POLL_RECORDS = 500
+SMALL_BODY = 256_000
+"""Bytes up to which a body goes to a worker whole; larger ones are read here, feature by feature, in bounded memory."""
+BODIES_A_CHUNK = 25
+FEATURES_A_CHUNK = 100
+EDITS_A_TRANSACTION = 2_000
+
+REGISTRY = CollectorRegistry()
+RECORDS = Counter("geo_assets_ingest_records_total", "Raw records worked off.", registry=REGISTRY)
+EDITS = Counter("geo_assets_ingest_edits_total", "Edits by outcome.", ["outcome"], registry=REGISTRY)
+HINTS = Counter("geo_assets_ingest_hints_total", "Hints sent to [tiles].", registry=REGISTRY)
+BATCH_SECONDS = Histogram("geo_assets_ingest_batch_seconds", "From read to commit of a batch.", registry=REGISTRY)
+LAG = Gauge("geo_assets_ingest_lag_records", "Raw records not worked off yet.", registry=REGISTRY)
+
+
+class Transient(Exception):
+    """Not this record's fault, and likely over soon: the batch is done again from the committed offset."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of one raw record, for its sender and the counters."""
+
+    record: Record
+    counts: dict[str, int] = field(default_factory=dict)
+    letters: list[DeadLetter] = field(default_factory=list)
+
+    def count(self, name: str) -> None:
+        """One more of this outcome."""
+        self.counts[name] = self.counts.get(name, 0) + 1
+
+
+class Ingest:
+    """Works off `[raw]`.
+
+    Args:
+        stack: The ports.
+        step: Called with the name of each step before it is taken. Tests crash here.
+    """
+
+    def __init__(self, stack: Stack, *, step: Callable[[str], None] | None = None) -> None:
+        self.stack = stack
+        self._step = step or (lambda _name: None)
+        settings = stack.settings
+        self._pool = WorkerPool(
+            settings.ingest_workers, settings.task_timeout_s, ingest_worker.start, (settings.model_dump_json(),)
+        )
+        self._consumer = stack.log.consumer(INGEST_GROUP, [topics.RAW])
+        self._callbacks = Callbacks(stack)
+
+    def close(self) -> None:
+        """Leave the group and end the workers."""
+        self._consumer.close()
+        self._pool.close()
+        self._callbacks.close()
+
+    def run(self, stop: threading.Event) -> None:
+        """Work until asked to stop; transient faults wait with full jitter and go on from the committed offset."""
+        wait_s = 0.5
+        self._sweep()
+        while not stop.is_set():
+            try:
+                self.run_once(timeout_s=0.5)
+                wait_s = 0.5
+            except (LogUnavailable, FeatureStoreUnavailable, Transient) as fault:
+                log.warning("ingest waits", error=str(fault), seconds=round(wait_s, 1))
+                self._consumer.seek_to_committed()
+                stop.wait(wait_s)
+                wait_s = min(30.0, wait_s * 2)
+
+    def _sweep(self) -> None:
+        """What a predecessor stored and did not send."""
+        sent = outbox.send_hints(self.stack)
+        if sent:
+            log.info("sent hints that were owed", hints=sent)
+
+    def run_once(self, timeout_s: float = 0.0) -> int:
+        """Work off one batch; how many records it had."""
+        records = self._consumer.poll(POLL_RECORDS, timeout_s)
+        if not records:
+            return 0
+        started = time.perf_counter()
+        self.work(records)
+        self._step("commit offsets")
+        next_offsets: dict[tuple[str, int], int] = {}
+        for record in records:
+            next_offsets[record.topic, record.partition] = record.offset + 1
+        self._consumer.commit(next_offsets)
+        RECORDS.inc(len(records))
+        BATCH_SECONDS.observe(time.perf_counter() - started)
+        return len(records)
+
+    def work(self, records: Sequence[Record]) -> list[Outcome]:
+        """Validate, store and announce these records; everything but moving the offset."""
+        outcomes = [Outcome(record) for record in records]
+        small: list[tuple[int, BodyTask]] = []
+        large: list[tuple[int, BodyTask]] = []
+        for index, outcome in enumerate(outcomes):
+            try:
+                task = self._open(outcome.record)
+            except Refused as fault:
+                outcome.letters.append(self._letter(outcome.record, fault))
+                continue
+            (small if len(task.body) <= SMALL_BODY else large).append((index, task))
+        edits: list[tuple[int, FeatureResult]] = []
+        for index, results in self._small(small, outcomes):
+            edits.extend((index, result) for result in results)
+        # Workers end in any order: edits are applied in the order of the log.
+        edits.sort(key=lambda pair: (pair[0], pair[1].index))
+        self._store(edits, outcomes)
+        for index, task in large:
+            for results in self._large(index, task, outcomes):
+                self._store([(index, result) for result in results], outcomes)
+        self._step("dead letters")
+        write_dead_letters(self.stack, [letter for outcome in outcomes for letter in outcome.letters])
+        self._step("send hints")
+        HINTS.inc(outbox.send_hints(self.stack))
+        outbox.plan_wide(self.stack)
+        self._report(outcomes)
+        return outcomes
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+    def _open(self, record: Record) -> BodyTask:
+        """A record's body, wherever it is, and its circumstances."""
+        headers = record.headers
+        if record.value is None:
+            raise Refused("null_value", "value", explanation="a raw record needs a body")
+        name = headers.get(topics.HEADER_SOURCE) or (record.key or "").partition(":")[0]
+        source = self.stack.sources.get(name)
+        if source is None:
+            raise Refused("schema", "source", name[:80], explanation="no such source is configured")
+        body = record.value
+        pointer = headers.get(topics.HEADER_POINTER)
+        if pointer:
+            body = self._fetch(pointer, headers.get(topics.HEADER_SHA256, ""))
+        at = Circumstances(
+            source=source,
+            event_id=headers.get(topics.HEADER_EVENT_ID) or _hash(body),
+            received_ms=_number(headers.get(topics.HEADER_RECEIVED_MS)) or record.timestamp_ms,
+            header_crs=headers.get(topics.HEADER_CRS) or None,
+            content_type=headers.get(topics.HEADER_CONTENT_TYPE) or None,
+            replay=topics.HEADER_REPLAY in headers,
+        )
+        return BodyTask(at, body)
+
+    @retry(
+        retry=retry_if_exception_type(Transient),
+        stop=stop_after_attempt(5),
+        wait=wait_exponential_jitter(initial=0.5, max=30),
+        reraise=True,
+    )
+    def _fetch(self, pointer: str, sha256: str) -> bytes:
+        from resources.tile_store.protocol import InvalidName, TileStoreError
+
+        try:
+            body = self.stack.tiles.get(pointer)
+        except InvalidName as fault:
+            raise Refused("missing_body", "pointer", pointer[:80], explanation=str(fault)) from None
+        except TileStoreError as fault:
+            raise Transient(f"inbox: {fault}") from fault
+        if body is None:
+            raise Refused("missing_body", "pointer", pointer[:80], explanation="the inbox has no such body")
+        if sha256 and _hash(body) != sha256:
+            raise Refused("missing_body", "sha256", sha256[:80], explanation="the body in the inbox has another hash")
+        return body
+
+    def _small(
+        self, tasks: list[tuple[int, BodyTask]], outcomes: list[Outcome]
+    ) -> Iterator[tuple[int, tuple[FeatureResult, ...]]]:
+        index_of = {id(task): index for index, task in tasks}
+        plain = [task for _, task in tasks]
+        for done in self._pool.map(ingest_worker.read_bodies, _chunks(plain, BODIES_A_CHUNK)):
+            index = index_of[id(done.task)]
+            result: BodyResult | TaskFailed = done.result
+            if isinstance(result, TaskFailed):
+                result = BodyResult((), _refusal(result))
+            if result.refused is not None:
+                outcomes[index].letters.append(self._letter(outcomes[index].record, result.refused, body=done.task.body))
+            yield index, result.features
+
+    def _large(self, index: int, task: BodyTask, outcomes: list[Outcome]) -> Iterator[list[FeatureResult]]:
+        """Features of a large body, a transaction's worth at a time."""
+        outcome = outcomes[index]
+        info: CollectionInfo | Refused | TaskFailed = next(iter(self._pool.map(ingest_worker.first_passes, [[task]]))).result
+        if isinstance(info, TaskFailed):
+            info = _refusal(info)
+        if isinstance(info, Refused):
+            outcome.letters.append(self._letter(outcome.record, info, body=task.body))
+            return
+        results: list[FeatureResult] = []
+
+        def tasks() -> Iterator[list[FeatureTask]]:
+            chunk: list[FeatureTask] = []
+            for item in collection.features(io.BytesIO(task.body), info.form):
+                if item.fault is not None:
+                    results.append(FeatureResult(item.index, item.raw, None, item.fault))
+                    continue
+                chunk.append(FeatureTask(task.at, info, item.index, item.raw))
+                if len(chunk) >= FEATURES_A_CHUNK:
+                    yield chunk
+                    chunk = []
+            if chunk:
+                yield chunk
+
+        for done in self._pool.map(ingest_worker.validate_features, tasks()):
+            result = done.result
+            if isinstance(result, TaskFailed):
+                result = FeatureResult(done.task.index, done.task.raw, None, _refusal(result))
+            results.append(result)
+            if len(results) >= EDITS_A_TRANSACTION:
+                yield sorted(results, key=lambda one: one.index)
+                results.clear()
+        if results:
+            yield sorted(results, key=lambda one: one.index)
+
+    # -- storing -----------------------------------------------------------------------------------------------------
+    def _store(self, results: Sequence[tuple[int, FeatureResult]], outcomes: list[Outcome]) -> None:
+        for start in range(0, len(results), EDITS_A_TRANSACTION):
+            part = results[start : start + EDITS_A_TRANSACTION]
+            edits: list[Edit] = []
+            owners: list[tuple[int, FeatureResult]] = []
+            for index, result in part:
+                if result.edit is not None:
+                    edits.append(edit_of(result.edit))
+                    owners.append((index, result))
+                elif result.refused is not None:
+                    outcome = outcomes[index]
+                    outcome.letters.append(self._letter(outcome.record, result.refused, feature=result))
+            if not edits:
+                continue
+            self._step("apply")
+            plan = DirtyPlan(self.stack.layers, self.stack.settings.edit_cap)
+            for applied, (index, result) in zip(
+                self.stack.features.apply(edits, plan, now_ms=now_ms()), owners, strict=True
+            ):
+                self._count(applied, outcomes[index], result)
+
+    def _count(self, applied: Applied, outcome: Outcome, result: FeatureResult) -> None:
+        outcome.count(applied.outcome)
+        if applied.outcome == "version_conflict":
+            edit = applied.edit
+            fault = Refused(
+                "version_conflict", "version", str(edit.version), f"above {applied.current_version}, or the same content",
+                explanation=f"version {edit.version} of feature {edit.feature_id} stands with other content",
+            )  # fmt: skip
+            outcome.letters.append(self._letter(outcome.record, fault, feature=result, edit=edit))
+
+    def _letter(
+        self,
+        record: Record,
+        refused: Refused,
+        *,
+        feature: FeatureResult | None = None,
+        edit: Edit | None = None,
+        body: bytes | None = None,
+    ) -> DeadLetter:
+        """The dead letter of a record, or of one feature of it: with its raw payload and where it came from."""
+        headers = dict(record.headers)
+        payload = feature.raw if feature is not None and feature.raw else body
+        if payload is None:
+            payload = record.value or b""
+        values: dict[str, Any] = {}
+        if payload is record.value and topics.HEADER_POINTER in headers:
+            values["pointer"] = headers[topics.HEADER_POINTER]
+        return DeadLetter.refused(
+            refused,
+            stage="store" if refused.reason == "version_conflict" else "validate",
+            source=headers.get(topics.HEADER_SOURCE) or (record.key or "").partition(":")[0],
+            at_ms=now_ms(),
+            event_id=headers.get(topics.HEADER_EVENT_ID),
+            feature_id=edit.feature_id if edit is not None else None,
+            layer=edit.feature.layer if edit is not None and edit.feature is not None else None,
+            origin=Origin(record.topic, record.partition, record.offset),
+            index=feature.index if feature is not None else None,
+            event_key=edit.event_key if edit is not None else None,
+            payload=payload,
+            headers=headers,
+            **values,
+        )
+
+    def _report(self, outcomes: Sequence[Outcome]) -> None:
+        totals: dict[str, int] = {}
+        for outcome in outcomes:
+            for name, count in outcome.counts.items():
+                EDITS.labels(name).inc(count)
+                totals[name] = totals.get(name, 0) + count
+            dead = len(outcome.letters)
+            if dead:
+                EDITS.labels("dlq").inc(dead)
+                totals["dead_letters"] = totals.get("dead_letters", 0) + dead
+            self._callbacks.tell(Told.of(outcome.record, outcome.counts, outcome.letters))
+        log.info("ingested", records=len(outcomes), **totals)
+
+
+def _refusal(failed: TaskFailed) -> Refused:
+    if failed.reason == "timeout":
+        return Refused("timeout", explanation=failed.explanation)
+    if failed.reason == "killed":
+        return Refused("worker_died", explanation=failed.explanation)
+    return Refused("internal", explanation=failed.explanation)
+
+
+def _chunks(items: list[BodyTask], size: int) -> Iterator[list[BodyTask]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def _hash(body: bytes) -> str:
+    import hashlib
+
+    return hashlib.sha256(body).hexdigest()
+
+
+def _number(text: str | None) -> int:
+    try:
+        return int(text or 0)
+    except ValueError:
+        return 0
+
+
+def run(settings: Settings, *, once: bool = False) -> None:
+    """Run ingest until SIGTERM or SIGINT; with `once`, until the log is worked off.
+
+    Raises:
+        ProbeFailed: PROJ answers differently from what it should.
+    """
+    from geo_assets.events.crs import probe
+    from geo_assets.services.metrics_port import serve_metrics
+    from geo_assets.stack import Stack
+
+    probe()
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    with Stack(settings) as stack:
+        stack.ensure()
+        ingest = Ingest(stack)
+        housekeeper = Housekeeper(lambda: Stack(settings))
+        metrics = None
+        try:
+            if once:
+                while ingest.run_once(timeout_s=2.0):
+                    pass
+                return
+            metrics = serve_metrics(REGISTRY, settings.host, settings.ingest_port)
+            housekeeper.start()
+            log.info("ingest is up", workers=settings.ingest_workers, host=socket.gethostname(), pid=os.getpid())
+            ingest.run(stop)
+        finally:
+            if metrics is not None:
+                metrics()
+            if housekeeper.is_alive():
+                housekeeper.stop()
+            ingest.close()
+            log.info("ingest stopped")

@@ -1,0 +1,33 @@
+"""A small HTTP port with metrics and health, for services that serve nothing else."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+
+import structlog
+from prometheus_client import CollectorRegistry, start_http_server
+
+log = structlog.get_logger()
+
+
+def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> Callable[[], None] | None:
+    """Serve `/metrics` in a thread; returns what ends it, or None when the port is 0 or taken.
+
+    A taken port is a warning, not an end: the work matters more than being watched.
+    """
+    if port == 0:
+        return None
+    try:
+        server, thread = start_http_server(port, addr=host, registry=registry)
+    except OSError as fault:
+        if fault.errno not in (errno.EADDRINUSE, errno.EACCES):
+            raise
+        log.warning("no metrics", port=port, error=fault.strerror)
+        return None
+
+    def end() -> None:
+        server.shutdown()
+        thread.join(timeout=5)
+
+    return end

@@ -1,0 +1,115 @@
+"""Pay the feature store's outbox: hints to `[tiles]`, collected tiles and very wide edits to manifests of the ledger.
+
+Rows go only when the log or the ledger has acknowledged them; sending one twice is harmless, a hint carries no order.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import structlog
+
+from geo_assets.events import topics
+from geo_assets.services.dirty import wide_areas
+from geo_assets.tiles.cover import cover
+from resources.event_log.protocol import NewRecord
+from resources.feature_store.protocol import OutboxRow
+from resources.ledger.protocol import Manifest, UnknownManifest
+
+if TYPE_CHECKING:
+    from geo_assets.stack import Stack
+
+log = structlog.get_logger()
+
+PAGE = 5_000
+IMPORT_LEASE = "import:"
+"""A guard lease of this name and the manifest's id says that an import still collects its tiles."""
+
+
+def send_hints(stack: Stack) -> int:
+    """Append every owed hint to `[tiles]`, then delete its row; how many.
+
+    Raises:
+        LogUnavailable: The rows stay owed.
+    """
+    sent = 0
+    while rows := stack.features.owed(PAGE, kind="tiles"):
+        stack.log.append([NewRecord(topics.TILES, row.key, row.value, row.headers) for row in rows])
+        stack.features.pay([row.id for row in rows])
+        sent += len(rows)
+        if len(rows) < PAGE:
+            break
+    return sent
+
+
+def finish_manifest(stack: Stack, manifest_id: str, title: str, kind: str, parameters: str = "{}") -> Manifest | None:
+    """Write the tiles collected for a manifest into the ledger, mark them and delete the rows; None without tiles."""
+    ids: list[int] = []
+    try:
+        manifest: Manifest | None = stack.ledger.manifest(manifest_id)
+    except UnknownManifest:
+        manifest = None
+    rows = stack.features.owed(10_000_000, kind="manifest", group=manifest_id)
+    if rows and (manifest is None or manifest.state == "writing"):
+        stack.ledger.write_manifest(manifest_id, title, kind, sorted({row.key for row in rows}), parameters=parameters)
+        manifest = stack.ledger.mark_manifest(manifest_id)
+    ids.extend(row.id for row in rows)
+    if ids:
+        stack.features.pay(ids)
+    return manifest
+
+
+def plan_wide(stack: Stack) -> list[Manifest]:
+    """Turn very wide edits into manifests. One over the cap is kept as refused, with its number."""
+    made: list[Manifest] = []
+    for row in stack.features.owed(100, kind="wide"):
+        made.append(_wide_manifest(stack, row))
+        stack.features.pay([row.id])
+    return made
+
+
+def _wide_manifest(stack: Stack, row: OutboxRow) -> Manifest:
+    cap = stack.settings.manifest_cap
+    event_key, areas = wide_areas(row.value)
+    keys: set[str] = set()
+    complete = True
+    for geometry, zooms in areas:
+        # One above the cap is enough to know that it is exceeded; the whole of a country would take minutes.
+        found = cover(geometry, zooms, buffer=stack.layers.buffer_fraction, cap=cap + 1)
+        keys.update(found.keys())
+        complete = complete and not found.zooms_left
+    zooms_asked = sorted({zoom for _, zooms in areas for zoom in zooms})
+    manifest_id, title = f"wide-{event_key[:24]}", f"edit of {row.key}, zooms {zooms_asked}"
+    parameters = json.dumps({"feature": row.key, "zooms": zooms_asked})
+    try:
+        manifest = stack.ledger.manifest(manifest_id)
+        if manifest.state != "writing":
+            return manifest
+    except UnknownManifest:
+        pass
+    if not complete or len(keys) > cap:
+        problem = (
+            f"more than {cap:,} tiles at zooms {', '.join(map(str, zooms_asked))} (GEO_ASSETS_MANIFEST_CAP); "
+            "backfill its region in parts, or raise the cap"
+        )
+        log.warning("edit is too wide for its deeper zooms", feature=row.key, problem=problem)
+        return stack.ledger.refuse_manifest(manifest_id, title, "wide", problem, parameters=parameters)
+    stack.ledger.write_manifest(manifest_id, title, "wide", sorted(keys), parameters=parameters)
+    return stack.ledger.mark_manifest(manifest_id)
+
+
+def sweep_imports(stack: Stack) -> int:
+    """Finish manifests whose import died before it could; how many."""
+    groups = {row.group for row in stack.features.owed(PAGE, kind="manifest")}
+    finished = 0
+    for group in groups:
+        lease = stack.guard.acquire(IMPORT_LEASE + group, "sweep", 60)
+        if lease is None:
+            continue
+        try:
+            finish_manifest(stack, group, "import that was interrupted", "import")
+            finished += 1
+        finally:
+            stack.guard.release(lease)
+    return finished

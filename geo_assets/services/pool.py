@@ -1,0 +1,147 @@
+"""A pool of worker processes in which a task that hangs, dies or raises costs only itself.
+
+Tasks go out in chunks, because a trip to another process costs about as much as validating a feature. A chunk that ran
+out of time or killed its worker is tried again one task at a time, so that only the culprit fails.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from multiprocessing.context import BaseContext
+from typing import Any, Generic, Literal, TypeVar
+
+import structlog
+from pebble import ProcessExpired, ProcessPool
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFailed:
+    """Why a task gave no result: it ran out of time, its worker died, or it raised."""
+
+    reason: Literal["timeout", "killed", "error"]
+    explanation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done(Generic[T, R]):
+    """One task and what became of it."""
+
+    task: T
+    result: R | TaskFailed
+
+
+def _context() -> BaseContext:
+    # Forking a process that has threads (Dagster, uvicorn) can deadlock the child; a fork server has none, and forks in
+    # milliseconds with the libraries loaded, where spawn would import them for a second each time a worker is replaced.
+    if "forkserver" in multiprocessing.get_all_start_methods():
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["geo_assets.services.build_worker", "geo_assets.services.ingest_worker"])
+        return context
+    return multiprocessing.get_context("spawn")
+
+
+def _start_worker(initializer: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
+    threading.Thread(target=_die_with_parent, args=(os.getppid(),), daemon=True, name="parent-watch").start()
+    # A Ctrl-C in the terminal reaches every process of the group: the parent decides what it means for its workers.
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if initializer is not None:
+        initializer(*arguments)
+
+
+def _die_with_parent(parent: int) -> None:
+    # A parent killed with -9 tells nobody; its fork server notices and ends, and this worker is adopted by another.
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+class WorkerPool:
+    """Worker processes, started when the first task comes.
+
+    Args:
+        workers: Processes.
+        timeout_s: Longest a single task may take; its process is killed then.
+        initializer: Called once in every new process, with `arguments`.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        timeout_s: float,
+        initializer: Callable[..., None] | None = None,
+        arguments: tuple[Any, ...] = (),
+    ) -> None:
+        self.workers, self.timeout_s = workers, timeout_s
+        self._initializer, self._arguments = initializer, arguments
+        self._pool: ProcessPool | None = None
+
+    def map(
+        self, function: Callable[[Sequence[T]], Sequence[R]], chunks: Sequence[Sequence[T]] | Iterator[Sequence[T]]
+    ) -> Iterator[Done[T, R]]:
+        """Run `function` (chunk in, one result a task out) over chunks; yield tasks as their chunks end, in any order.
+
+        At most two chunks a worker are under way: a long iterator of chunks is read as it is worked off.
+        A process that dies takes its own task along and no other's: the pool says whose it was.
+        """
+        source = iter(chunks)
+        running: dict[Any, Sequence[T]] = {}
+        suspects: list[T] = []
+        while True:
+            while len(running) < 2 * self.workers:
+                chunk = [suspects.pop(0)] if suspects else next(source, None)
+                if chunk is None:
+                    break
+                if len(chunk):
+                    running[self._submit(function, chunk)] = chunk
+            if not running:
+                return
+            ended, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in ended:
+                chunk = running.pop(future)
+                try:
+                    results = future.result()
+                except FutureTimeout:
+                    failed = TaskFailed("timeout", f"took longer than {self.timeout_s:g} s")
+                except ProcessExpired as expired:
+                    failed = TaskFailed("killed", f"its process died (exit code {expired.exitcode})")
+                except Exception as fault:
+                    failed = TaskFailed("error", f"{type(fault).__name__}: {fault}")
+                else:
+                    yield from (Done(task, result) for task, result in zip(chunk, results, strict=True))
+                    continue
+                if len(chunk) > 1:
+                    log.warning("chunk failed, trying its tasks one by one", tasks=len(chunk), reason=failed.reason)
+                    suspects.extend(chunk)
+                else:
+                    yield Done(chunk[0], failed)
+
+    def _submit(self, function: Callable[[Sequence[T]], Sequence[R]], chunk: Sequence[T]) -> Any:
+        if self._pool is None:
+            self._pool = ProcessPool(
+                max_workers=self.workers,
+                context=_context(),  # pyright: ignore[reportArgumentType]
+                initializer=_start_worker,
+                initargs=(self._initializer, self._arguments),
+            )
+        return self._pool.schedule(function, args=(chunk,), timeout=self.timeout_s)
+
+    def close(self) -> None:
+        """End the processes; what they were doing is lost."""
+        if self._pool is not None:
+            self._pool.stop()
+            self._pool.join()
+            self._pool = None

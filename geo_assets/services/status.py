@@ -1,0 +1,82 @@
+"""One snapshot of everything an operator asks for first, as plain JSON values."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from geo_assets.events import topics
+from geo_assets.services.dead_letters import list_dead_letters
+
+if TYPE_CHECKING:
+    from geo_assets.stack import Stack
+
+INGEST_GROUP = "ingest"
+"""Consumer group of ingest on `[raw]`."""
+
+
+def moment(ms: int) -> str | None:
+    """ISO 8601 in UTC of milliseconds since the epoch; None of 0."""
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds") if ms else None
+
+
+def lag_of(stack: Stack) -> dict[str, int]:
+    """Records behind: of ingest on `[raw]`, of the ledger's positions on `[tiles]`."""
+    log = stack.log
+    committed = log.committed(INGEST_GROUP, topics.RAW)
+    raw = sum(max(0, e.end - max(e.begin, committed.get(p, e.begin))) for p, e in log.extents(topics.RAW).items())
+    positions = stack.ledger.positions(log.topic_id(topics.TILES))
+    tiles = sum(max(0, e.end - max(e.begin, positions.get(p, e.begin))) for p, e in log.extents(topics.TILES).items())
+    return {"ingest": raw, "tile hints": tiles}
+
+
+def snapshot(stack: Stack) -> dict[str, Any]:
+    """Features, tiles, lag, manifests and dead letters."""
+    features = stack.features.counts()
+    tiles = stack.ledger.counts()
+    letters: dict[str, int] = {}
+    for one in list_dead_letters(stack.log):
+        if one.replayed_ms is None:
+            letters[one.letter.reason] = letters.get(one.letter.reason, 0) + 1
+    manifests: list[dict[str, Any]] = []
+    for manifest in stack.ledger.manifests(20):
+        progress = stack.ledger.progress(manifest.id)
+        manifests.append(
+            {
+                "id": manifest.id,
+                "title": manifest.title,
+                "kind": manifest.kind,
+                "state": manifest.state,
+                "created": moment(manifest.created_ms),
+                "tiles": manifest.tiles,
+                "done": progress.done,
+                "failed": progress.failed,
+                "problem": manifest.problem,
+            }
+        )
+    return {
+        "home": str(stack.settings.home),
+        "features": {
+            "by_layer": dict(features.by_layer),
+            "total": sum(features.by_layer.values()),
+            "tombstones": features.tombstones,
+            "applied_keys": features.applied_keys,
+            "outbox": features.outbox,
+            "watermark": moment(features.watermark_ms),
+        },
+        "tiles": {
+            "published": tiles.published,
+            "known": tiles.tiles,
+            "bytes": tiles.bytes,
+            "dirty_live": tiles.dirty_live,
+            "dirty_backfill": tiles.dirty_backfill,
+            "given_up": tiles.given_up,
+            "leased": tiles.leased,
+            "owed": dict(tiles.owed),
+            "oldest_dirty": moment(tiles.oldest_dirty_ms),
+            "by_zoom": {str(zoom): count for zoom, count in sorted(tiles.by_zoom.items())},
+        },
+        "lag": lag_of(stack),
+        "dead_letters": letters,
+        "manifests": manifests,
+    }

@@ -1,0 +1,189 @@
+"""Runs several processes as one: one readable log, one clean stop, nothing left behind.
+
+Every process it starts inherits a marker in its environment. So whatever a process starts in turn (Dagster's code
+server, runs, pools) is found again, also by a successor when this supervisor was killed with -9.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+MARKER = "GEO_ASSETS_SUPERVISOR"
+"""Environment variable that names the supervisor (and so the home) a process belongs to."""
+
+
+@dataclass(slots=True)
+class Child:
+    """One supervised process."""
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    stop_signal: signal.Signals = signal.SIGTERM
+    restart: bool = True
+    process: subprocess.Popen[bytes] | None = None
+    started: float = 0.0
+    failures: int = 0
+
+
+def _with_parent() -> None:
+    # Linux tells a child when its parent is gone; elsewhere the successor's clean-up does.
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+
+
+class Supervisor:
+    """Starts processes, passes on what they print, restarts those that die, and stops all of them together.
+
+    Args:
+        home: Where the marker of a running supervisor is kept.
+        line: Called with (name, text) for each line that a process prints.
+        stop_s: How long processes get to end by themselves.
+    """
+
+    RESTART_WAIT_S = (1.0, 2.0, 5.0, 10.0)
+
+    def __init__(self, home: Path, line: Callable[[str, str], None], stop_s: float = 10.0) -> None:
+        self._line, self._stop_s = line, stop_s
+        self._file = home / "up.json"
+        self.marker = uuid.uuid4().hex
+        self.children: list[Child] = []
+        self.stopping = threading.Event()
+
+    def claim(self) -> int:
+        """Take the home: end what a killed predecessor left. How many processes that were.
+
+        Raises:
+            AlreadyRunning: A supervisor of this home is alive.
+        """
+        left = 0
+        try:
+            earlier = json.loads(self._file.read_text())
+        except (OSError, ValueError):
+            earlier = {}
+        if earlier:
+            pid, created = earlier.get("pid"), earlier.get("created")
+            if _alive(pid, created):
+                raise AlreadyRunning(pid, self._file.parent)
+            left = len(_end(_marked(earlier.get("marker", "")), self._stop_s))
+        me = psutil.Process()
+        self._file.write_text(json.dumps({"pid": me.pid, "created": me.create_time(), "marker": self.marker}))
+        return left
+
+    def start(self, child: Child) -> None:
+        """Start a process and follow it."""
+        if child not in self.children:
+            self.children.append(child)
+        environment = {**os.environ, **child.environment, MARKER: self.marker, "PYTHONUNBUFFERED": "1"}
+        child.process = subprocess.Popen(
+            child.command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            # A session of its own: Ctrl-C in the terminal reaches the supervisor alone, which stops them in order.
+            start_new_session=True,
+            preexec_fn=_with_parent,
+        )
+        child.started = time.monotonic()
+        threading.Thread(target=self._follow, args=(child, child.process), daemon=True).start()
+
+    def _follow(self, child: Child, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        for raw in process.stdout:
+            self._line(child.name, raw.decode("utf-8", "replace").rstrip())
+
+    def watch(self) -> str | None:
+        """Look once: restart what died. Name of a process that keeps dying at its start, else None."""
+        for child in self.children:
+            process = child.process
+            if process is None or process.poll() is None or self.stopping.is_set():
+                continue
+            lived = time.monotonic() - child.started
+            child.failures = child.failures + 1 if lived < 30 else 1
+            self._line(child.name, f"ended with exit code {process.returncode} after {lived:.0f} s")
+            if not child.restart or child.failures > len(self.RESTART_WAIT_S):
+                return child.name
+            self.stopping.wait(self.RESTART_WAIT_S[child.failures - 1])
+            if not self.stopping.is_set():
+                self.start(child)
+        return None
+
+    def stop(self) -> None:
+        """Ask every process to end, last started first, then end what is still there."""
+        self.stopping.set()
+        for child in reversed(self.children):
+            if child.process is not None and child.process.poll() is None:
+                child.process.send_signal(child.stop_signal)
+        deadline = time.monotonic() + self._stop_s
+        for child in self.children:
+            if child.process is not None:
+                try:
+                    child.process.wait(max(0.1, deadline - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    self._line(child.name, "does not end by itself")
+        _end(_marked(self.marker), 3.0)
+        try:
+            self._file.unlink()
+        except OSError:
+            pass
+
+
+class AlreadyRunning(Exception):
+    """Another supervisor has this home."""
+
+    def __init__(self, pid: int, home: Path) -> None:
+        super().__init__(f"geo-assets is already up in {home} (pid {pid}); stop it, or set GEO_ASSETS_HOME to another folder")
+
+
+def _alive(pid: int | None, created: float | None) -> bool:
+    try:
+        return pid is not None and abs(psutil.Process(pid).create_time() - (created or 0)) < 2
+    except psutil.Error:
+        return False
+
+
+def _marked(marker: str) -> list[psutil.Process]:
+    """Every other process of this user whose environment has the marker."""
+    found: list[psutil.Process] = []
+    if not marker:
+        return found
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.environ().get(MARKER) == marker:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def _end(processes: Iterable[psutil.Process], wait_s: float) -> list[psutil.Process]:
+    """Ask them to end, then make them."""
+    processes = list(processes)
+    for process in processes:
+        try:
+            process.terminate()
+        except psutil.Error:
+            continue
+    _, alive = psutil.wait_procs(processes, timeout=wait_s)
+    for process in alive:
+        try:
+            process.kill()
+        except psutil.Error:
+            continue
+    psutil.wait_procs(alive, timeout=wait_s)
+    return processes
