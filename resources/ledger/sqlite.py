@@ -580,6 +580,18 @@ class SqliteLedger:
                 )
             return self._manifest(db, manifest_id)[0]
 
+    def refuse_manifest(
+        self, manifest_id: str, title: str, kind: str, problem: str, *, parameters: str = "{}"
+    ) -> Manifest:
+        """Keep it as `refused` with the problem and no tiles; one that is there already is returned as it is."""
+        with self._file.transaction() as db:
+            db.execute(
+                """INSERT OR IGNORE INTO manifest (id, title, kind, state, created_ms, tiles, mark, parameters, problem)
+                   VALUES (?, ?, ?, 'refused', ?, 0, 0, ?, ?)""",
+                (manifest_id, title, kind, self._now(), parameters, problem),
+            )
+            return self._manifest(db, manifest_id)[0]
+
     def mark_manifest(self, manifest_id: str, *, force: bool = False) -> Manifest:
         """Raise the backfill marks of all its tiles to one new counter value; unless it is `writing`, no change.
 
