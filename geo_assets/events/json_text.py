@@ -20,6 +20,10 @@ class JsonError(ValueError):
     """Text that is no JSON, or JSON that two readers could understand differently; the message says what and where."""
 
 
+class JsonSyntaxError(JsonError):
+    """Text that is no JSON at all, for any reader."""
+
+
 class _Duplicate(ValueError):
     """A member name that stands twice in one object."""
 
@@ -60,7 +64,9 @@ def check_encoding(head: bytes) -> None:
         JsonError: They are.
     """
     if head.startswith(_NOT_UTF8) or head[1:2] == b"\x00":
-        raise JsonError("the text is not UTF-8 (it looks like UTF-16 or UTF-32); RFC 8259, section 8.1 asks for UTF-8")
+        raise JsonSyntaxError(
+            "the text is not UTF-8 (it looks like UTF-16 or UTF-32); RFC 8259, section 8.1 asks for UTF-8"
+        )
 
 
 def decode(text: bytes) -> str:
@@ -75,7 +81,7 @@ def decode(text: bytes) -> str:
     try:
         return text.decode()
     except UnicodeDecodeError as fault:
-        raise JsonError(f"the text is not UTF-8: {fault.reason} at byte {fault.start}") from None
+        raise JsonSyntaxError(f"the text is not UTF-8: {fault.reason} at byte {fault.start}") from None
 
 
 def loads(text: bytes) -> Any:
@@ -84,7 +90,8 @@ def loads(text: bytes) -> Any:
     A number beyond a double's range is read as infinity; whoever uses a number checks that it is finite.
 
     Raises:
-        JsonError: No JSON, NaN or Infinity, a member twice, a lone surrogate, too deep, or a number too long to read.
+        JsonSyntaxError: No JSON, which NaN and Infinity are not either.
+        JsonError: A member twice, a lone surrogate, too deep, or a number too long to read.
     """
     try:
         value = _DECODER.decode(decode(text))
@@ -93,7 +100,7 @@ def loads(text: bytes) -> Any:
     except JsonError:
         raise
     except json.JSONDecodeError as fault:
-        raise JsonError(f"no JSON: {fault.msg} at line {fault.lineno}, column {fault.colno}") from None
+        raise JsonSyntaxError(f"no JSON: {fault.msg} at line {fault.lineno}, column {fault.colno}") from None
     except _Duplicate as fault:
         raise JsonError(f"member {shorten(str(fault))!r} stands twice in one object") from None
     except UnicodeEncodeError:
@@ -101,8 +108,9 @@ def loads(text: bytes) -> Any:
     except RecursionError:
         raise JsonError("nested too deeply") from None
     except ValueError as fault:
-        problem = "a number has too many digits" if "digits" in str(fault) else str(fault)
-        raise JsonError(problem) from None
+        if "digits" in str(fault):
+            raise JsonError("a number has too many digits") from None
+        raise JsonSyntaxError(f"no JSON: {fault}") from None
     return value
 
 

@@ -499,7 +499,7 @@ class _Skim(msgspec.Struct):
     features: msgspec.Raw = msgspec.Raw(b"null")
 
 
-class _CollectionMembers(_Versioned):
+class CollectionMembers(_Versioned):
     """A FeatureCollection's own members: its features are each judged alone, at ingest."""
 
     type: Literal["FeatureCollection"]
@@ -573,7 +573,7 @@ def read_envelope(body: Body, kind: str, content_type: str | None = None) -> Env
         return Envelope("features", False, feature.event_id, feature_id_text(feature.id), feature.layer, feature.source)
     if not members.pop("features is an array"):
         raise EnvelopeError("features", "is missing or no array")
-    whole = parse(_CollectionMembers, members)
+    whole = parse(CollectionMembers, members)
     return Envelope("features", True, whole.event_id, None, whole.layer, whole.source)
 
 
