@@ -185,3 +185,17 @@ def owed_materialization(row: Owed, *, tiles_url: str, image_digest: str) -> Ass
         image_digest=str(details.pop("image", image_digest)),
         details=details,
     )
+
+
+REGISTER_KEYS = 10_000
+"""Partition keys of one call: each is a variable of one SQL statement, of which SQLite allows 32,766."""
+
+
+def register_partitions(instance: DagsterInstance, keys: Iterable[str]) -> None:
+    """Make these tiles partitions of the asset `tiles`; those that are stay as they are.
+
+    In quadkey order: Dagster's ranges follow the order of insertion, so a region that came at once is one range.
+    """
+    ordered = sorted(set(keys), key=lambda key: (key.partition(":")[2], key))
+    for start in range(0, len(ordered), REGISTER_KEYS):
+        instance.add_dynamic_partitions(PARTITIONS, ordered[start : start + REGISTER_KEYS])

@@ -1,0 +1,66 @@
+"""The jobs: build the tiles of a batch, and audit what is stored. And the tags by which their runs are found."""
+
+from __future__ import annotations
+
+from os.path import commonprefix
+from typing import TYPE_CHECKING
+
+from dagster import AssetSelection, DefaultScheduleStatus, ScheduleDefinition, define_asset_job, in_process_executor
+
+from geo_assets.catalog import FEATURES, TILES
+
+if TYPE_CHECKING:
+    from resources.ledger.protocol import Batch
+
+BATCH_TAG = "geo_assets/batch"
+"""Names the batch of a run: the sensor finds a batch's run by it."""
+
+
+def tags_of(batch: Batch, vertices: int) -> dict[str, str]:
+    """Tags of the run of a batch: what a person looks for in the list of runs."""
+    quadkeys = [key.partition(":")[2] for key in batch.keys]
+    zooms = sorted({int(key.partition(":")[0]) for key in batch.keys})
+    tags = {
+        BATCH_TAG: batch.id,
+        "geo_assets/kind": batch.kind,
+        "geo_assets/attempt": str(batch.attempt),
+        "geo_assets/tiles": str(len(batch.keys)),
+        "geo_assets/vertices": str(vertices),
+        "geo_assets/zooms": f"{zooms[0]}-{zooms[-1]}" if zooms else "",
+        "geo_assets/region": commonprefix(quadkeys) or "world",
+    }
+    if batch.manifest is not None:
+        tags["geo_assets/manifest"] = batch.manifest
+    return tags
+
+
+# In one process: a step of its own process costs another import of Dagster and the libraries, two seconds a run. The
+# heavy work is in worker processes anyway.
+build_tiles = define_asset_job(
+    "build_tiles",
+    selection=AssetSelection.assets(TILES).without_checks(),
+    executor_def=in_process_executor,
+    description="Builds the tiles of a batch that the sensor `tile_updates` leased.",
+)
+
+audit = define_asset_job(
+    "audit",
+    selection=AssetSelection.all_asset_checks(),
+    executor_def=in_process_executor,
+    description="Runs every check over what is stored: topology, CRS, coverage, integrity and the dead-letter rate.",
+)
+
+observe_features = define_asset_job(
+    "observe_features",
+    selection=AssetSelection.assets(FEATURES),
+    executor_def=in_process_executor,
+    description="Observes the feature store: watermark and features by layer.",
+)
+
+hourly_audit = ScheduleDefinition(
+    name="hourly_audit",
+    job=audit,
+    cron_schedule="7 * * * *",
+    default_status=DefaultScheduleStatus.RUNNING,
+    description="Every hour, a few minutes past, when nothing else is wont to start.",
+)

@@ -1,0 +1,546 @@
+"""The sensor that turns hints into dirty tiles and dirty tiles into runs: pure planning functions under a thin shell.
+
+It is level triggered: what decides is which tiles the ledger calls dirty, never which record just came. So a killed
+run, a failed launch or a lost tick needs no memory of its own: the tile is still dirty and is asked for again.
+"""
+
+import hashlib
+import json
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+from dagster import (
+    DagsterInstance,
+    DagsterRunStatus,
+    DefaultSensorStatus,
+    RunRequest,
+    RunsFilter,
+    SensorEvaluationContext,
+    SensorResult,
+    SkipReason,
+    sensor,
+)
+
+from geo_assets import catalog
+from geo_assets.assets.features import observe_if_moved
+from geo_assets.assets.stack_resource import StackResource
+from geo_assets.events import topics
+from geo_assets.events.dead_letter import DeadLetter, Origin
+from geo_assets.jobs import BATCH_TAG, build_tiles, tags_of
+from geo_assets.services.announce import sweep_announcements
+from geo_assets.services.build import tile_dead_letter, weigh
+from geo_assets.services.dead_letters import write_dead_letters
+from geo_assets.stack import Stack
+from geo_assets.tiles.tile import Tile, TileError
+from resources.event_log.protocol import OffsetOutOfRange, Record
+from resources.ledger.protocol import Batch, Failure, Hint, MarkKind, Settle, TileState
+
+log = structlog.get_logger()
+
+GROUP = "tile-updates"
+"""Consumer group under which the positions are shown; they are kept in the ledger."""
+
+SLICE_RECORDS = 10_000
+"""Records of one partition in one tick: about a second of reading and marking on SQLite."""
+
+DIRTY_LOOKED_AT = 10_000
+"""Most dirty tiles weighed in one tick: settling them in bulk takes a few seconds of a tick's sixty."""
+
+BATCH_VERTICES = 20_000_000
+"""Vertices of one run: about half a minute of encoding on two cores, after a start that costs three seconds."""
+
+TILE_VERTICES = 500
+"""What a tile costs before its first vertex, in vertices: half a millisecond."""
+
+UNSEEN_MS = 20_000
+"""How long a batch may be without a run. A tick's requests are submitted before the next tick begins, which comes
+after five seconds; a batch older than this one's run was never submitted."""
+
+CATALOG_AGE_MS = 30_000
+"""How old an unpaid catalog row is before the sensor reports it: a run reports its own every few seconds."""
+
+CATALOG_ROWS = 5_000
+"""Catalog rows paid in one tick: two seconds of writing."""
+
+ALIVE = frozenset(
+    {
+        DagsterRunStatus.QUEUED,
+        DagsterRunStatus.NOT_STARTED,
+        DagsterRunStatus.MANAGED,
+        DagsterRunStatus.STARTING,
+        DagsterRunStatus.STARTED,
+        DagsterRunStatus.CANCELING,
+    }
+)
+
+LOST = "its run ended without a word: killed, evicted or out of memory"
+
+
+# -- reading hints -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """What a slice of one partition of `[tiles]` says: tiles to look at, and records that name none."""
+
+    hints: tuple[Hint, ...]
+    unreadable: tuple[tuple[Record, str], ...]
+    next_offset: int
+
+
+def read_slice(records: Sequence[Record], position: int) -> Slice:
+    """Read records as hints. The key says which tile; the value can only add that it is to be built by force."""
+    hints: list[Hint] = []
+    unreadable: list[tuple[Record, str]] = []
+    for record in records:
+        try:
+            key = Tile.from_key(record.key or "").key
+        except TileError as fault:
+            unreadable.append((record, str(fault)))
+            continue
+        hints.append(Hint(record.offset, key, _forces(record.value)))
+    return Slice(tuple(hints), tuple(unreadable), records[-1].offset + 1 if records else position)
+
+
+def _forces(value: bytes | None) -> bool:
+    if not value or b'"force"' not in value:
+        return False
+    try:
+        body = json.loads(value)
+    except ValueError:
+        return False
+    return isinstance(body, dict) and body.get("force") is True
+
+
+def hint_dead_letter(record: Record, fault: str, now_ms: int) -> DeadLetter:
+    """The dead letter of a record whose key names no tile."""
+    return DeadLetter.make(
+        reason="schema",
+        stage="tiles",
+        explanation=fault,
+        source=record.headers.get(topics.HEADER_SOURCE, ""),
+        at_ms=now_ms,
+        field="key",
+        value=(record.key or "")[:100],
+        limit="zoom:quadkey",
+        origin=Origin(record.topic, record.partition, record.offset),
+        payload=record.value or b"",
+        headers=dict(record.headers),
+    )
+
+
+# -- looking after batches -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Care:
+    """What becomes of the open batches."""
+
+    renew: tuple[Batch, ...] = ()
+    """Their run is queued or alive, or not seen yet."""
+    end: tuple[Batch, ...] = ()
+    """Their run ended, was cancelled or never began: what is dirty of them is taken anew."""
+    lost: tuple[Batch, ...] = ()
+    """Their run died over them: asked for again in halves, or charged when it is a single tile."""
+
+
+def care_for(batches: Iterable[Batch], runs: Mapping[str, DagsterRunStatus], now_ms: int) -> Care:
+    """Decide what becomes of each open batch.
+
+    Args:
+        batches: Open batches, oldest first.
+        runs: Status of the newest run of each batch that has one.
+        now_ms: Milliseconds since the epoch, UTC.
+    """
+    renew: list[Batch] = []
+    end: list[Batch] = []
+    lost: list[Batch] = []
+    for batch in batches:
+        status = runs.get(batch.id)
+        if status in ALIVE or (status is None and now_ms - batch.created_ms < UNSEEN_MS):
+            renew.append(batch)
+        elif status is DagsterRunStatus.FAILURE and batch.state == "running":
+            # A run that ends in good order, even in failure, closes its batch itself: this one could not.
+            lost.append(batch)
+        else:
+            end.append(batch)
+    return Care(tuple(renew), tuple(end), tuple(lost))
+
+
+def still_dirty(batch: Batch, states: Mapping[str, TileState], now_ms: int) -> list[str]:
+    """The tiles of a batch that nobody built since, gave up, or holds under another lease."""
+    return [
+        key
+        for key in batch.keys
+        if (state := states[key]).dirty
+        and state.given_up < state.wanted
+        and (state.lease in (None, batch.id) or state.lease_until_ms <= now_ms)
+    ]
+
+
+def halves(keys: Sequence[str]) -> list[list[str]]:
+    """Two halves of two or more tiles; the culprit is in one of them."""
+    middle = (len(keys) + 1) // 2
+    return [list(keys[:middle]), list(keys[middle:])]
+
+
+# -- cutting work into batches -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A dirty tile with what a build of it would find."""
+
+    state: TileState
+    work_key: str
+    vertices: int
+
+    @property
+    def key(self) -> str:
+        """The partition key."""
+        return self.state.key
+
+    @property
+    def weight(self) -> int:
+        """What it costs, in vertices."""
+        return self.vertices + TILE_VERTICES
+
+
+def settleable(work: Iterable[Work]) -> list[Settle]:
+    """Live tiles that already are what a build would make of them. Those of a backfill go to a run, which reports them."""
+    return [
+        Settle(one.key, one.state.revision, one.state.wanted, one.work_key)
+        for one in work
+        if one.state.work_key == one.work_key
+        and one.state.wanted_backfill <= one.state.built
+        and one.state.forced <= one.state.built
+    ]
+
+
+def cut(work: Sequence[Work], slots: int, most_tiles: int, most_weight: int = BATCH_VERTICES) -> list[list[Work]]:
+    """Cut work into at most `slots` batches of similar weight; what does not fit waits.
+
+    Args:
+        work: In order of work: the first fit first.
+        slots: Most batches.
+        most_tiles: Most tiles of a batch.
+        most_weight: Most weight of a batch; a tile heavier than it is a batch of its own.
+
+    Returns:
+        Batches in quadkey order, so that neighbours, which share features, are built together.
+    """
+    chosen: list[Work] = []
+    weight = 0
+    for one in work:
+        if len(chosen) >= slots * most_tiles or (chosen and weight + one.weight > slots * most_weight):
+            break
+        chosen.append(one)
+        weight += one.weight
+    if not chosen or slots < 1:
+        return []
+    chosen.sort(key=lambda one: (one.key.partition(":")[2], one.key))
+    count = min(slots, max(-(-len(chosen) // most_tiles), -(-weight // most_weight)))
+    pieces: list[list[Work]] = [[]]
+    filled = 0
+    for index, one in enumerate(chosen):
+        left = count - len(pieces)
+        # A batch ends when it has its share of the weight, unless the rest would then be too many tiles for the others.
+        has_share = filled * count >= weight * len(pieces) and len(chosen) - index <= left * most_tiles
+        if left and pieces[-1] and (has_share or len(pieces[-1]) == most_tiles):
+            pieces.append([])
+        pieces[-1].append(one)
+        filled += one.weight
+    return pieces
+
+
+def run_key(batch: Batch, work: Mapping[str, Work]) -> str:
+    """Hash of the batch's work keys, marks and try: the same request twice is one run, a new try is another one.
+
+    The content alone would suppress the way back to an earlier state, and the marks alone every retry. The batch's id
+    is part of the try: a batch is opened anew for each.
+    """
+    digest = hashlib.sha256(f"{batch.id}|{batch.attempt}".encode())
+    for key in sorted(batch.keys):
+        one = work[key]
+        digest.update(f"\n{key}|{one.work_key}|{one.state.wanted}|{one.state.attempts}".encode())
+    return digest.hexdigest()[:32]
+
+
+# -- the shell -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Tick:
+    """What one tick did, for its log line, its cursor and its reason to skip."""
+
+    read: int = 0
+    marked: int = 0
+    dead: int = 0
+    settled: int = 0
+    announced: int = 0
+    reported: int = 0
+    in_flight: int = 0
+    waiting: int = 0
+    positions: dict[int, int] = field(default_factory=dict)
+    requests: list[RunRequest] = field(default_factory=list)
+
+    def skip_reason(self, limit: int) -> str:
+        """Why no run was asked for, in words."""
+        done = ", ".join(
+            f"{count:,} {name}"
+            for name, count in (
+                ("records read", self.read),
+                ("tiles marked", self.marked),
+                ("dead letters", self.dead),
+                ("settled without a run", self.settled),
+                ("reported to the catalog", self.reported),
+            )
+            if count
+        )
+        if self.waiting:
+            reason = f"{self.in_flight} runs in flight of {limit}: {self.waiting:,} dirty tiles wait"
+        elif self.in_flight:
+            reason = f"{self.in_flight} runs in flight, nothing else is dirty"
+        else:
+            reason = "nothing is dirty"
+        return f"{reason} ({done})" if done else reason
+
+
+def tick(stack: Stack, instance: DagsterInstance, now_ms: int | None = None) -> Tick:
+    """One evaluation: look after batches, pay what is owed, mark what is hinted at, ask for what is dirty."""
+    now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    done = Tick()
+    opened = _look_after(stack, instance, now_ms, done)
+    done.announced = sweep_announcements(stack)
+    done.reported = _pay_catalog(stack, instance)
+    _mark(stack, now_ms, done)
+    opened += _take(stack, done)
+    if opened:
+        _request(stack, instance, opened, done)
+    observe_if_moved(stack, instance, now_ms)
+    return done
+
+
+def _runs_of(instance: DagsterInstance, batches: Sequence[Batch]) -> dict[str, DagsterRunStatus]:
+    """Status of each batch's run; of several (someone launched it again) the one that is alive, else the newest."""
+    found: dict[str, DagsterRunStatus] = {}
+    if not batches:
+        return found
+    tags: dict[str, Any] = {BATCH_TAG: [batch.id for batch in batches]}
+    for run in instance.get_runs(RunsFilter(tags=tags)):  # Newest first.
+        batch_id = run.tags[BATCH_TAG]
+        if batch_id not in found or (run.status in ALIVE and found[batch_id] not in ALIVE):
+            found[batch_id] = run.status
+    return found
+
+
+def _look_after(stack: Stack, instance: DagsterInstance, now_ms: int, done: Tick) -> list[Batch]:
+    ledger, settings = stack.ledger, stack.settings
+    batches = ledger.batches()
+    care = care_for(batches, _runs_of(instance, batches), now_ms)
+    for batch in care.end:
+        ledger.end_batch(batch.id)
+    done.in_flight = len(care.renew)
+    opened: list[Batch] = []
+    waiting: list[Batch] = []
+    for batch in care.lost:
+        if done.in_flight + len(opened) >= settings.runs_in_flight:
+            waiting.append(batch)  # Its halves come when there is room; until then nobody else takes its tiles.
+            continue
+        dirty = still_dirty(batch, ledger.read(batch.keys), now_ms)
+        log.warning("run lost", batch=batch.id, attempt=batch.attempt, tiles=len(batch.keys), dirty=len(dirty))
+        if len(dirty) > 1:
+            groups = halves(dirty)
+        elif dirty and not _charge(stack, dirty[0]):
+            groups = [dirty]  # Alone again, or it would take its neighbours with it.
+        else:
+            groups = []
+        ledger.end_batch(batch.id)
+        opened += ledger.open_batches(
+            groups,
+            kind=batch.kind,
+            ttl_s=settings.lease_s,
+            attempt=batch.attempt + 1,
+            manifest=batch.manifest,
+        )
+    held = [batch.id for batch in (*care.renew, *waiting)]
+    if held:
+        ledger.renew_batches(held, settings.lease_s)
+    done.waiting += sum(len(batch.keys) for batch in waiting)
+    return opened
+
+
+def _charge(stack: Stack, key: str) -> bool:
+    """A tile that was alone with its run when that died is what killed it. Whether it is given up with this."""
+    state = stack.ledger.read([key])[key]
+    limit = stack.settings.max_attempts
+    log.warning("tile charged with its lost run", tile=key, attempt=state.attempts + 1, limit=limit)
+    if state.attempts + 1 >= limit:
+        # Written before the ledger gives it up: a crash in between writes it twice, under the same id.
+        write_dead_letters(stack, [tile_dead_letter(key, LOST, limit)])
+    return key in stack.ledger.fail([Failure(key, state.wanted, LOST)], max_attempts=limit)
+
+
+def _pay_catalog(stack: Stack, instance: DagsterInstance) -> int:
+    rows = stack.ledger.owed("catalog", CATALOG_ROWS, min_age_ms=CATALOG_AGE_MS)
+    if not rows:
+        return 0
+    settings = stack.settings
+    catalog.register_partitions(instance, (row.key for row in rows))
+    events = (
+        catalog.owed_materialization(row, tiles_url=settings.tiles_url, image_digest=settings.image_digest)
+        for row in rows
+    )
+    reported = catalog.report_materializations(instance, events)
+    stack.ledger.pay([row.id for row in rows])
+    return reported
+
+
+def _mark(stack: Stack, now_ms: int, done: Tick) -> None:
+    topic_id = stack.log.topic_id(topics.TILES)
+    positions = stack.ledger.positions(topic_id)
+    for partition in sorted(stack.log.extents(topics.TILES)):
+        position = positions.get(partition, 0)
+        try:
+            records = stack.log.read(topics.TILES, partition, position, max_records=SLICE_RECORDS)
+        except OffsetOutOfRange as gone:
+            position = gone.begin
+            _repair(stack, topic_id, gone)
+            records = stack.log.read(topics.TILES, partition, position, max_records=SLICE_RECORDS)
+        done.positions[partition] = position
+        if not records:
+            continue
+        part = read_slice(records, position)
+        # What no tile can be made of is durable as a dead letter before the position moves past it.
+        write_dead_letters(stack, [hint_dead_letter(record, fault, now_ms) for record, fault in part.unreadable])
+        done.marked += stack.ledger.mark_from_log(topic_id, partition, part.hints, part.next_offset)
+        done.read += len(records)
+        done.dead += len(part.unreadable)
+        done.positions[partition] = part.next_offset
+    if done.read:
+        stack.log.commit(GROUP, topics.TILES, done.positions)
+
+
+def _repair(stack: Stack, topic_id: str, gone: OffsetOutOfRange) -> None:
+    """Records were deleted before they were read: look at every published tile again, and say so loudly.
+
+    The manifest comes before the position: a crash in between repairs twice, and never not at all.
+    """
+    keys = [state.key for state in stack.ledger.scan()]
+    name = f"repair-{topic_id[:8]}-{gone.partition}-{gone.offset}-{gone.begin}"
+    log.error(
+        "hints were lost to retention: every published tile is looked at again",
+        topic=gone.topic, partition=gone.partition, position=gone.offset, oldest=gone.begin, newest=gone.end,
+        tiles=len(keys), manifest=name,
+    )  # fmt: skip
+    if keys:
+        lost = json.dumps({"partition": gone.partition, "position": gone.offset, "begin": gone.begin, "end": gone.end})
+        title = f"repair: hints {gone.offset} to {gone.begin} of partition {gone.partition} were lost"
+        stack.ledger.write_manifest(name, title, "repair", keys, parameters=lost)
+        stack.ledger.mark_manifest(name)
+    stack.ledger.reset_position(topic_id, gone.partition, gone.begin)
+
+
+def _weighed(stack: Stack, states: Sequence[TileState]) -> list[Work]:
+    states = _real(stack, states)
+    if not states:
+        return []
+    work_keys, vertices = weigh(stack, [state.key for state in states])
+    return [Work(s, k, int(v)) for s, k, v in zip(states, work_keys, vertices, strict=True)]
+
+
+def _real(stack: Stack, states: Sequence[TileState]) -> list[TileState]:
+    """Those that are tiles. A mark on anything else is a dead letter at once: no build will ever answer it."""
+    real: list[TileState] = []
+    for state in states:
+        try:
+            Tile.from_key(state.key)
+            real.append(state)
+        except TileError as fault:
+            write_dead_letters(stack, [tile_dead_letter(state.key, str(fault), 1)])
+            stack.ledger.fail([Failure(state.key, state.wanted, str(fault))], max_attempts=1)
+    return real
+
+
+def _take(stack: Stack, done: Tick) -> list[Batch]:
+    """Lease dirty tiles as batches: live ones first, then each manifest's."""
+    ledger, settings = stack.ledger, stack.settings
+    in_flight = ledger.batches()
+    done.in_flight = len(in_flight)
+    live = _weighed(stack, ledger.dirty(DIRTY_LOOKED_AT, kind="live"))
+    settles = settleable(live)
+    settled = ledger.settle(settles) if settles else set()
+    done.settled += len(settled)
+    live = [one for one in live if one.key not in settled]
+
+    slots = settings.runs_in_flight - len(in_flight)
+    # Backfills may hold every slot; one edit's run goes beside them, so that a map under backfill stays live.
+    live_slots = max(slots, 0 if any(batch.kind == "live" for batch in in_flight) else 1)
+    opened = _open(stack, live, "live", None, live_slots)
+    done.waiting += len(live) - sum(len(batch.keys) for batch in opened)
+    slots -= len(opened)
+
+    # One more than can be taken, so that the tick can say that some wait.
+    states = ledger.dirty(max(slots, 0) * settings.batch_tiles + 1, kind="backfill")
+    if slots > 0 and states:
+        by_manifest: dict[str | None, list[TileState]] = defaultdict(list)
+        for state in states:
+            by_manifest[state.manifest].append(state)
+        for manifest, group in by_manifest.items():
+            if slots > 0:
+                batches = _open(stack, _weighed(stack, group), "backfill", manifest, slots)
+                slots -= len(batches)
+                opened += batches
+    taken = {key for batch in opened for key in batch.keys}
+    done.waiting += sum(state.key not in taken for state in states)
+    done.in_flight += len(opened)
+    return opened
+
+
+def _open(stack: Stack, work: Sequence[Work], kind: MarkKind, manifest: str | None, slots: int) -> list[Batch]:
+    groups = [[one.key for one in piece] for piece in cut(work, slots, stack.settings.batch_tiles)]
+    if not groups:
+        return []
+    return stack.ledger.open_batches(groups, kind=kind, ttl_s=stack.settings.lease_s, manifest=manifest)
+
+
+def _request(stack: Stack, instance: DagsterInstance, opened: Sequence[Batch], done: Tick) -> None:
+    keys = [key for batch in opened for key in batch.keys]
+    states = stack.ledger.read(keys)
+    work = {one.key: one for one in _weighed(stack, [states[key] for key in keys])}
+    catalog.register_partitions(instance, keys)
+    for batch in opened:
+        vertices = sum(work[key].vertices for key in batch.keys)
+        done.requests.append(
+            RunRequest(
+                run_key=run_key(batch, work),
+                run_config={"ops": {"tiles": {"config": {"batch": batch.id}}}},
+                tags=tags_of(batch, vertices),
+            )
+        )
+
+
+@sensor(
+    job=build_tiles,
+    name="tile_updates",
+    minimum_interval_seconds=1,
+    default_status=DefaultSensorStatus.RUNNING,
+    description=(
+        "Reads hints from `[tiles]`, marks tiles dirty in the ledger and asks for a run over whatever is dirty: edits "
+        "first, then backfills. A run that was killed is asked for again in halves, until a tile that kills its run "
+        "stands alone."
+    ),
+)
+def tile_updates(context: SensorEvaluationContext, stack: StackResource) -> SensorResult:
+    """Evaluate one tick; the cursor only shows the positions, which the ledger keeps."""
+    with stack.opened() as ports:
+        done = tick(ports, context.instance)
+        limit = ports.settings.runs_in_flight
+    cursor = json.dumps(done.positions, sort_keys=True)
+    if done.requests:
+        return SensorResult(run_requests=done.requests, cursor=cursor)
+    return SensorResult(skip_reason=SkipReason(done.skip_reason(limit)), cursor=cursor)
