@@ -178,7 +178,7 @@ async def receive(
         await loop.run_in_executor(executor, _write, spool, b"".join(waiting))
 
 
-def gunzip(sent: Spool, into: Spool, *, limit: int) -> None:
+def gunzip(sent: Spool, into: Spool, limit: int) -> None:
     """Decompress a gzip body (RFC 1952; several members are one after the other). For a worker thread.
 
     Raises:
