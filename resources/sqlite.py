@@ -169,13 +169,15 @@ class SqliteFile:
         )
         # 64 MB: a long reader lets the write-ahead log grow; what is over this is given back at the next reset.
         connection.execute("PRAGMA journal_size_limit = 67108864")
-        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         self._set_synchronous(connection, self._synchronous)
         self._connections.add(connection)
         return connection
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+            # It takes the write lock and counts only before the first table: on any later connection, a thread's first
+            # read would wait for whoever writes.
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             connection.execute("PRAGMA journal_mode = WAL")
         tables = connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'schema_version'").fetchone()[0]
         found = connection.execute("SELECT max(version) FROM schema_version").fetchone()[0] if tables else None

@@ -250,8 +250,7 @@ class SqliteLedger:
         alone = manifest is None
         db.execute(
             """INSERT INTO tile (key, zoom, work, wanted_backfill, forced_backfill, backfill_alone, forced_alone,
-                                 manifest,
-                                 dirty_since_ms, marked_ms)
+                                 manifest, dirty_since_ms, marked_ms)
                SELECT value, CAST(value AS INTEGER), 1, :mark, :forced, :alone, :forced_alone, :manifest,
                       :now, :now FROM json_each(:keys) WHERE true
                ON CONFLICT (key) DO UPDATE SET
