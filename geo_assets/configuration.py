@@ -72,7 +72,9 @@ def parse_layers(value: dict[str, Any], where: str) -> LayerSet:
         rest = {k: v for k, v in value.items() if k in ("buffer", "extent", "max_zoom", "attribution")}
         unknown = sorted(set(value) - set(rest) - {"layers"})
         if unknown:
-            raise ConfigurationError(f"{where}: {unknown[0]}: no such field; there are layers, buffer, extent, max_zoom, attribution")
+            raise ConfigurationError(
+                f"{where}: {unknown[0]}: no such field; there are layers, buffer, extent, max_zoom, attribution"
+            )
         return LayerSet(tuple(layers), **rest)
     except KeyError as fault:
         raise ConfigurationError(f"{where}: {fault.args[0]} is missing") from None

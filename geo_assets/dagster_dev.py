@@ -1,7 +1,7 @@
 """`dagster dev`, after ending the runs that a killed predecessor left started.
 
-The default run launcher has no health check: a run whose process is gone would read as started for ever, hold its place
-in the queue and, through its batch, its tiles. Here its processes are known to be gone, because the supervisor ended them.
+The default run launcher has no health check: a run whose process is gone would read as started for ever, and hold its
+place in the queue and, through its batch, its tiles. Here it is known to be gone: the supervisor ended its processes.
 """
 
 from __future__ import annotations

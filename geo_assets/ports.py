@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from resources.tile_store.protocol import TileStore
 
 MAX_RECORD_BYTES = 1_000_000
-"""A record's limit: Kafka's default `message.max.bytes` is 1 MB, and both stacks behave alike. Larger bodies go by pointer."""
+"""A record's limit: Kafka's default is 1 MB, and both stacks behave alike. Larger bodies go by pointer."""
 
 
 def topic_specs(settings: Settings) -> list[TopicSpec]:

@@ -18,15 +18,21 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="GEO_ASSETS_", frozen=True, extra="ignore")
 
     home: Path = Field(default=Path(".geo_assets"), description="Folder of all embedded data.")
-    host: str = Field(default="127.0.0.1", description="Address the services listen on; loopback unless asked otherwise.")
+    host: str = Field(
+        default="127.0.0.1", description="Address the services listen on; loopback unless asked otherwise."
+    )
     edge_port: int = Field(default=8787, ge=1, le=65535)
     tiles_port: int = Field(default=8788, ge=1, le=65535)
     dagster_port: int = Field(default=3000, ge=1, le=65535)
     ingest_port: int = Field(default=8789, ge=0, le=65535, description="Metrics of ingest; 0 serves none.")
-    public_tiles_url: str | None = Field(default=None, description="URL of the tile server as browsers see it; default from host and port.")
+    public_tiles_url: str | None = Field(
+        default=None, description="URL of the tile server as browsers see it; default from host and port."
+    )
     public_dagster_url: str | None = Field(default=None, description="URL of the Dagster UI as browsers see it.")
     public_edge_url: str | None = Field(default=None, description="URL of the edge as senders see it.")
-    forwarded_allow_ips: str = Field(default="127.0.0.1", description="Proxies whose X-Forwarded-* headers are believed.")
+    forwarded_allow_ips: str = Field(
+        default="127.0.0.1", description="Proxies whose X-Forwarded-* headers are believed."
+    )
     log_level: str = Field(default="info")
     log_format: str = Field(default="auto", description="`console`, `json`, or `auto`: console on a terminal.")
 
@@ -46,20 +52,32 @@ class Settings(BaseSettings):
     retention_s: int = Field(default=7 * 24 * 3600, ge=60)
     log_partitions: int = Field(default=4, ge=1, le=256)
 
-    manifest_cap: int = Field(default=20_000, ge=1, description="Tiles a backfill may touch without an explicit override.")
+    manifest_cap: int = Field(
+        default=20_000, ge=1, description="Tiles a backfill may touch without an explicit override."
+    )
     edit_cap: int = Field(default=2_000, ge=1, description="Tiles one edit marks at once; the rest becomes a manifest.")
     confirm_above: int = Field(default=2_000, ge=0, description="Tiles above which the command line asks.")
     coverage_floor: float = Field(default=0.995, ge=0, le=1)
     dead_letter_rate: float = Field(default=0.01, ge=0, le=1)
 
-    batch_tiles: int = Field(default=2_500, ge=1, description="Most tiles of one run: a run costs 2-4 s before its first tile.")
+    batch_tiles: int = Field(
+        default=2_500, ge=1, description="Most tiles of one run: a run costs 2-4 s before its first tile."
+    )
     runs_in_flight: int = Field(default=2, ge=1, description="Runs requested and not ended.")
     lease_s: float = Field(default=120.0, gt=0, description="A batch's lease; renewed every tick while its run lives.")
-    garbage_grace_s: float = Field(default=600.0, ge=0, description="How long an object that is no longer current is kept.")
-    image_digest: str = Field(default="local", description="Digest of the image a process runs from; in every tile's metadata.")
+    garbage_grace_s: float = Field(
+        default=600.0, ge=0, description="How long an object that is no longer current is kept."
+    )
+    image_digest: str = Field(
+        default="local", description="Digest of the image a process runs from; in every tile's metadata."
+    )
 
-    sources_file: Path | None = Field(default=None, description="YAML with the sources; default `sources.yaml` in the home folder.")
-    layers_file: Path | None = Field(default=None, description="YAML with the layers; default `layers.yaml` in the home folder.")
+    sources_file: Path | None = Field(
+        default=None, description="YAML with the sources; default `sources.yaml` in the home folder."
+    )
+    layers_file: Path | None = Field(
+        default=None, description="YAML with the layers; default `layers.yaml` in the home folder."
+    )
 
     @property
     def tiles_url(self) -> str:

@@ -25,8 +25,12 @@ app = typer.Typer(
 
 @app.callback()
 def _settings(
-    home: str = typer.Option(None, "--home", help="Folder of all embedded data [env GEO_ASSETS_HOME, default .geo_assets]."),
-    log_level: str = typer.Option(None, "--log-level", help="debug, info, warning or error [env GEO_ASSETS_LOG_LEVEL]."),
+    home: str = typer.Option(
+        None, "--home", help="Folder of all embedded data (env GEO_ASSETS_HOME, default .geo_assets)."
+    ),
+    log_level: str = typer.Option(
+        None, "--log-level", help="debug, info, warning or error (env GEO_ASSETS_LOG_LEVEL)."
+    ),
 ) -> None:
     if home:
         os.environ["GEO_ASSETS_HOME"] = home
@@ -68,7 +72,15 @@ def main() -> None:
 
 def explain(fault: Exception) -> str:
     """One line for people about an exception: expected ones say what they are, others name themselves."""
-    known = ("ConfigurationError", "ListenError", "AlreadyRunning", "ProbeFailed", "ReadingError", "LayerError", "TileError")
+    known = (
+        "ConfigurationError",
+        "ListenError",
+        "AlreadyRunning",
+        "ProbeFailed",
+        "ReadingError",
+        "LayerError",
+        "TileError",
+    )
     kinds = {kind.__name__ for kind in type(fault).__mro__}
     if kinds & {*known, "LogError", "LedgerError", "FeatureStoreError", "TileStoreError", "GuardUnavailable"}:
         return " ".join(str(fault).split())

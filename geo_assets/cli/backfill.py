@@ -26,7 +26,7 @@ def backfill(
     cells: list[str] = typer.Option(None, "--h3", help="H3 cell; several times for several."),
     zooms: str = typer.Option(..., help="Zooms, such as 0-18, 14 or 10,12-14."),
     force: bool = typer.Option(False, help="Encode also tiles whose work key matches."),
-    cap: int = typer.Option(None, min=1, help="Tiles it may touch [env GEO_ASSETS_MANIFEST_CAP, default 20,000]."),
+    cap: int = typer.Option(None, min=1, help="Tiles it may touch (env GEO_ASSETS_MANIFEST_CAP, default 20,000)."),
     yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask."),
     wait: bool = typer.Option(False, help="Stay until it is done, with a progress bar."),
     dry_run: bool = typer.Option(False, help="Plan and show the width only."),
@@ -37,7 +37,15 @@ def backfill(
 
         geo-assets backfill --bbox 24.93,60.16,24.96,60.18 --zooms 0-18 --wait
     """
-    from geo_assets.services.regions import RegionError, box_region, file_region, h3_region, parse_zooms, plan_region, start_backfill
+    from geo_assets.services.regions import (
+        RegionError,
+        box_region,
+        file_region,
+        h3_region,
+        parse_zooms,
+        plan_region,
+        start_backfill,
+    )
 
     given = [name for name, value in (("--region", region), ("--bbox", bbox), ("--h3", cells)) if value]
     if len(given) != 1:
@@ -48,7 +56,11 @@ def backfill(
             plan = plan_region(stack, shape, title, parse_zooms(zooms), cap=cap)
         except RegionError as fault:
             raise CliError(str(fault)) from None
-        out.print(f"{plan.title}: {len(plan.keys):,} tiles (" + ", ".join(f"z{zoom} {count:,}" for zoom, count in plan.width) + ")")
+        out.print(
+            f"{plan.title}: {len(plan.keys):,} tiles ("
+            + ", ".join(f"z{zoom} {count:,}" for zoom, count in plan.width)
+            + ")"
+        )
         if dry_run:
             return
         if len(plan.keys) > stack.settings.confirm_above and not yes:
@@ -67,9 +79,22 @@ def follow(stack: Stack, manifest_id: str, *, poll_s: float = 0.5) -> None:
     Raises:
         CliError: Tiles were given up, or it was cancelled.
     """
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=err) as bar:
         task = bar.add_task("backfill", total=stack.ledger.manifest(manifest_id).tiles)
         while True:

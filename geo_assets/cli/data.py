@@ -41,7 +41,7 @@ def import_file(
     file: Path = typer.Argument(..., help=".osm.pbf, .geojson, .geojsonl, .gpkg, .shp, .fgb or .parquet."),
     mapping: Path = typer.Option(None, help="YAML that says which objects become features of which layer."),
     layer: str = typer.Option(None, help="Layer of every feature that names none."),
-    source: str = typer.Option(None, help="Source whose features they become [default: the only one]."),
+    source: str = typer.Option(None, help="Source whose features they become (default: the only one)."),
     crs: str = typer.Option(None, help="CRS of the file, such as EPSG:3067, where it declares none."),
     wait: bool = typer.Option(False, help="Stay until Dagster has built the tiles, with a progress bar."),
 ) -> None:
@@ -68,7 +68,13 @@ def import_file(
         if rules is None and file.name.endswith((".osm.pbf", ".osm", ".pbf")):
             rules = load_mapping(folder() / "mapping.yaml")
         reading = open_file(file, rules, layer=layer)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[speed]}"), TimeElapsedColumn())
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[speed]}"),
+            TimeElapsedColumn(),
+        )
         started = time.monotonic()
         with Progress(*columns, console=err) as bar:
             task = bar.add_task(file.name, total=reading.total, speed="")
@@ -97,8 +103,8 @@ def import_file(
 def post(
     file: Path = typer.Argument(..., help="GeoJSON to send; - reads standard input."),
     kind: str = typer.Option("features", help="Endpoint: features, tiles, positions or fences."),
-    source: str = typer.Option(None, help="Source that signs [default: the only one]."),
-    url: str = typer.Option(None, help="Edge to send to [default: the one of the settings]."),
+    source: str = typer.Option(None, help="Source that signs (default: the only one)."),
+    url: str = typer.Option(None, help="Edge to send to (default: the one of the settings)."),
     event_id: str = typer.Option(None, help="Webhook id; the same id and body again is a duplicate."),
     crs: str = typer.Option(None, help="CRS of the coordinates, sent as X-Source-CRS."),
     attempts: int = typer.Option(3, min=1, help="Tries when the edge is away or says 503."),
@@ -121,7 +127,10 @@ def post(
     webhook_id = event_id or "post-" + hashlib.sha256(body).hexdigest()[:24]
     answer: httpx.Response | None = None
     for attempt in range(attempts):
-        headers = {"content-type": "application/geo+json" if kind == "features" else "application/json", "x-source": chosen.name}
+        headers = {
+            "content-type": "application/geo+json" if kind == "features" else "application/json",
+            "x-source": chosen.name,
+        }
         headers |= sign(chosen.secrets[0], webhook_id, int(time.time()), body)
         if crs:
             headers["x-source-crs"] = crs
@@ -156,7 +165,9 @@ def erase(
 
     with open_home() as stack:
         if source not in stack.sources and not count_features(stack, source, layer):
-            raise CliError(f"source {source!r} is not configured and has no features; there are {', '.join(stack.sources)}")
+            raise CliError(
+                f"source {source!r} is not configured and has no features; there are {', '.join(stack.sources)}"
+            )
         count = count_features(stack, source, layer)
         if not count:
             out.print("nothing to erase")

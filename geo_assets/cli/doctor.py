@@ -13,7 +13,19 @@ import typer
 
 from geo_assets.cli.answers import CliError, check_home, logged_settings, out
 
-PACKAGES = ("dagster", "dagster-webserver", "shapely", "pyproj", "numpy", "pyarrow", "pyogrio", "osmium", "h3", "mercantile", "pydantic")
+PACKAGES = (
+    "dagster",
+    "dagster-webserver",
+    "shapely",
+    "pyproj",
+    "numpy",
+    "pyarrow",
+    "pyogrio",
+    "osmium",
+    "h3",
+    "mercantile",
+    "pydantic",
+)
 
 
 def register(app: typer.Typer) -> None:

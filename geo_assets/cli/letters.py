@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from geo_assets.services.dead_letters import Listed
     from geo_assets.stack import Stack
 
-family = typer.Typer(no_args_is_help=True, help="Records that could not be processed: list them, look at one, replay after a fix.")
+family = typer.Typer(
+    no_args_is_help=True, help="Records that could not be processed: list them, look at one, replay after a fix."
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -38,7 +40,11 @@ def list_letters(
         rows = _select(stack, reason, source, every)
     if as_json:
         for one in rows[-limit:]:
-            out.print(json.dumps({**one.letter.summary(), "replayed": moment(one.replayed_ms or 0)}), soft_wrap=True, markup=False)
+            out.print(
+                json.dumps({**one.letter.summary(), "replayed": moment(one.replayed_ms or 0)}),
+                soft_wrap=True,
+                markup=False,
+            )
         return
     if not rows:
         out.print("no dead letters")
@@ -52,7 +58,15 @@ def list_letters(
         plain = one.letter.summary()
         what = " ".join(str(plain[name]) for name in ("field", "value", "limit", "explanation") if plain.get(name))
         when = (moment(one.letter.at_ms) or "")[:19]
-        table.add_row(plain["id"][:12], when, plain["reason"], plain["stage"], plain["source"], plain["feature_id"] or "", what[:200])
+        table.add_row(
+            plain["id"][:12],
+            when,
+            plain["reason"],
+            plain["stage"],
+            plain["source"],
+            plain["feature_id"] or "",
+            what[:200],
+        )
     out.print(table)
     out.print(f"{len(rows):,} dead letters; geo-assets dead-letters show ID prints one with its payload")
 
@@ -79,7 +93,11 @@ def show(
         out.print("payload hidden: a position is personal data; --raw prints it")
         return
     text = payload.decode("utf-8", "backslashreplace")
-    out.print(text if len(text) <= 20_000 else f"{text[:20_000]}… ({len(payload):,} bytes; --raw prints all)", markup=False, soft_wrap=True)
+    out.print(
+        text if len(text) <= 20_000 else f"{text[:20_000]}… ({len(payload):,} bytes; --raw prints all)",
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 @family.command()
@@ -114,7 +132,8 @@ def _select(stack: Stack, reason: str | None, source: str | None, every: bool) -
     if reason is not None and reason not in REASONS:
         raise CliError(f"reason {reason!r} is none of {', '.join(REASONS)}")
     rows = list_dead_letters(
-        stack.log, lambda letter: (reason is None or letter.reason == reason) and (source is None or letter.source == source)
+        stack.log,
+        lambda letter: (reason is None or letter.reason == reason) and (source is None or letter.source == source),
     )
     return [one for one in rows if every or one.replayed_ms is None]
 

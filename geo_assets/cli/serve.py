@@ -14,7 +14,7 @@ def register(app: typer.Typer) -> None:
     app.command(name="tiles", rich_help_panel="Services")(tiles)
 
 
-def edge(port: int = typer.Option(None, help="Port to listen on [env GEO_ASSETS_EDGE_PORT].")) -> None:
+def edge(port: int = typer.Option(None, help="Port to listen on (env GEO_ASSETS_EDGE_PORT).")) -> None:
     """Serve the edge: takes signed events and answers 202 once the log has them."""
     from geo_assets.services import edge as service
 
@@ -34,7 +34,7 @@ def ingest(
     service.run(current, once=once)
 
 
-def tiles(port: int = typer.Option(None, help="Port to listen on [env GEO_ASSETS_TILES_PORT].")) -> None:
+def tiles(port: int = typer.Option(None, help="Port to listen on (env GEO_ASSETS_TILES_PORT).")) -> None:
     """Serve tiles, TileJSON, live updates (SSE) and the map page."""
     from geo_assets.services import tileserver as service
 

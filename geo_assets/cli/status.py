@@ -28,13 +28,19 @@ def status(
     from rich.table import Table
 
     def table(title: str, rows: dict[str, object]) -> Table:
-        shown = Table(title=title, show_header=False, title_justify="left", title_style="bold", box=None, padding=(0, 2))
+        shown = Table(
+            title=title, show_header=False, title_justify="left", title_style="bold", box=None, padding=(0, 2)
+        )
         for name, value in rows.items():
             shown.add_row(name, f"{value:,}" if isinstance(value, int) else str(value))
         return shown
 
     features, tiles = report["features"], report["tiles"]
-    out.print(table("Features", {**features["by_layer"], "newest edit": features["watermark"], "hints owed": features["outbox"]}))
+    out.print(
+        table(
+            "Features", {**features["by_layer"], "newest edit": features["watermark"], "hints owed": features["outbox"]}
+        )
+    )
     out.print(
         table(
             "Tiles",
@@ -56,4 +62,6 @@ def status(
         done = manifest["done"]
         note = f", {manifest['failed']} failed" if manifest["failed"] else ""
         problem = f": {manifest['problem']}" if manifest["problem"] else ""
-        out.print(f"[bold]{manifest['kind']}[/bold] {manifest['title']}: {manifest['state']} {done:,}/{manifest['tiles']:,}{note}{problem}")
+        out.print(
+            f"[bold]{manifest['kind']}[/bold] {manifest['title']}: {manifest['state']} {done:,}/{manifest['tiles']:,}{note}{problem}"
+        )

@@ -33,7 +33,9 @@ def tile(
         name = state.object_name
         stored = stack.tiles.get(tile_object(name)) if name else None
     if name and stored is None:
-        raise CliError(f"tile {wanted}: the ledger names {name}, and it is not in the tile store; the integrity check mends it")
+        raise CliError(
+            f"tile {wanted}: the ledger names {name}, and it is not in the tile store; the integrity check mends it"
+        )
     try:
         layers = decode(gzip.decompress(stored)) if stored else []
     except (DecodeError, OSError, EOFError) as fault:
@@ -67,7 +69,11 @@ def _plain(layer: Any, limit: int | None) -> dict[str, Any]:
     from dataclasses import asdict
 
     chosen = layer.features if limit is None else layer.features[:limit]
-    return {"name": layer.name, "extent": layer.extent, "features": [_browser_safe(asdict(feature)) for feature in chosen]}
+    return {
+        "name": layer.name,
+        "extent": layer.extent,
+        "features": [_browser_safe(asdict(feature)) for feature in chosen],
+    }
 
 
 def _browser_safe(value: Any) -> Any:

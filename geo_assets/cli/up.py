@@ -30,11 +30,13 @@ def register(app: typer.Typer) -> None:
 
 
 def up(
-    sample: bool = typer.Option(False, "--sample", help="Import central Helsinki (OpenStreetMap) first, if it is not there yet."),
+    sample: bool = typer.Option(
+        False, "--sample", help="Import central Helsinki (OpenStreetMap) first, if it is not there yet."
+    ),
     open_browser: bool = typer.Option(False, "--open", help="Open the map in a browser when it is ready."),
-    edge_port: int = typer.Option(None, help="Port of the edge [env GEO_ASSETS_EDGE_PORT, default 8787]."),
-    tiles_port: int = typer.Option(None, help="Port of map and tiles [env GEO_ASSETS_TILES_PORT, default 8788]."),
-    dagster_port: int = typer.Option(None, help="Port of the Dagster UI [env GEO_ASSETS_DAGSTER_PORT, default 3000]."),
+    edge_port: int = typer.Option(None, help="Port of the edge (env GEO_ASSETS_EDGE_PORT, default 8787)."),
+    tiles_port: int = typer.Option(None, help="Port of map and tiles (env GEO_ASSETS_TILES_PORT, default 8788)."),
+    dagster_port: int = typer.Option(None, help="Port of the Dagster UI (env GEO_ASSETS_DAGSTER_PORT, default 3000)."),
     verbose: bool = typer.Option(False, "--verbose", "-v", help="Show every line that Dagster prints."),
 ) -> None:
     """Run everything here until Ctrl-C: edge, ingest, tile server, Dagster's UI and daemon.
@@ -49,7 +51,9 @@ def up(
     check_home(current)
     room = shutil.disk_usage(current.home).free
     if room < 200_000_000:
-        raise CliError(f"home {current.home} has {room // 1_000_000} MB free, 200 MB are needed; set GEO_ASSETS_HOME to another disk")
+        raise CliError(
+            f"home {current.home} has {room // 1_000_000} MB free, 200 MB are needed; set GEO_ASSETS_HOME to another disk"
+        )
     printer = Printer(verbose)
     supervisor = Supervisor(current.home, printer.line)
     left = supervisor.claim()
@@ -80,14 +84,23 @@ def up(
 
 
 def _run(
-    supervisor: Supervisor, current: Settings, printer: Printer, asked: threading.Event, sample: list[str] | None, open_browser: bool
+    supervisor: Supervisor,
+    current: Settings,
+    printer: Printer,
+    asked: threading.Event,
+    sample: list[str] | None,
+    open_browser: bool,
 ) -> None:
     from geo_assets.services import sample as samples
 
     started = time.monotonic()
     if sample is not None and not asked.is_set():
         samples.ensure(current, lambda text: printer.line("sample", text), asked)
-    waiting = {"edge": f"{current.edge_url}/healthz", "tiles": f"{current.tiles_url}/healthz", "dagster": f"{current.dagster_url}/server_info"}
+    waiting = {
+        "edge": f"{current.edge_url}/healthz",
+        "tiles": f"{current.tiles_url}/healthz",
+        "dagster": f"{current.dagster_url}/server_info",
+    }
     ready = False
     while not asked.wait(0.5):
         broken = supervisor.watch()
@@ -227,4 +240,8 @@ class Printer:
         if command:
             table.add_row("[bold]Edit a building[/bold]", command)
         with self._lock:
-            out.print(Panel(table, title=f"geo_assets is up ({seconds:.0f} s)", subtitle="Ctrl-C stops everything", expand=False))
+            out.print(
+                Panel(
+                    table, title=f"geo_assets is up ({seconds:.0f} s)", subtitle="Ctrl-C stops everything", expand=False
+                )
+            )

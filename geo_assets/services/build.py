@@ -18,7 +18,7 @@ import structlog
 
 from geo_assets.events.dead_letter import DeadLetter
 from geo_assets.services import announce, build_worker
-from geo_assets.services.build_worker import Built, BuildTask
+from geo_assets.services.build_worker import BuildTask, Built
 from geo_assets.services.dead_letters import now_ms, write_dead_letters
 from geo_assets.services.pool import TaskFailed, WorkerPool
 from geo_assets.services.recipe import current_recipe
@@ -37,7 +37,7 @@ CHUNK_TILES = 128
 """Most tiles of a chunk: enough for the encoder's fixed cost of 0.45 ms a call to vanish, few enough to commit often."""
 
 CHUNK_VERTICES = 150_000
-"""Most vertices of a chunk, about a second of encoding, so that both workers end together and memory stays small."""
+"""Most vertices of a chunk, about a second of encoding, so both workers end together and memory stays small."""
 
 LOST_RACES = 3
 """How often a tile that another builder committed meanwhile is built again here before it is left to the next mark."""
@@ -155,7 +155,9 @@ class TileBuilder:
             if state.work_key == work_key and not force and state.forced <= state.built:
                 settles.append(Settle(key, state.revision, state.wanted, work_key))
             else:
-                tasks.append(BuildTask(key, state.revision, state.work_key, state.content_hash, state.empty, int(weight)))
+                tasks.append(
+                    BuildTask(key, state.revision, state.work_key, state.content_hash, state.empty, int(weight))
+                )
         for settle in settles:
             self._step("settle", settle.key)
         held = ledger.settle(settles) if settles else set()
@@ -208,26 +210,32 @@ class TileBuilder:
             elif result.changed:
                 outcome = "emptied" if result.content_hash is None else "built"
                 details = {"ms": round(result.ms, 2), "features": result.features, "image": settings.image_digest}
-                commits[task.key] = Commit(
-                    key=task.key,
-                    revision=state.revision,
-                    wanted=state.wanted,
-                    work_key=result.work_key,
-                    content_hash=result.content_hash,
-                    bytes=result.bytes,
-                    data_time_ms=result.data_time_ms,
-                    outcome=outcome,
-                    details=json.dumps(details, separators=(",", ":")),
-                ), result
+                commits[task.key] = (
+                    Commit(
+                        key=task.key,
+                        revision=state.revision,
+                        wanted=state.wanted,
+                        work_key=result.work_key,
+                        content_hash=result.content_hash,
+                        bytes=result.bytes,
+                        data_time_ms=result.data_time_ms,
+                        outcome=outcome,
+                        details=json.dumps(details, separators=(",", ":")),
+                    ),
+                    result,
+                )
             else:
-                settles[task.key] = Settle(task.key, state.revision, state.wanted, result.work_key, result.data_time_ms), result
+                settles[task.key] = (
+                    Settle(task.key, state.revision, state.wanted, result.work_key, result.data_time_ms),
+                    result,
+                )
         if commits:
             yield from self._commit(commits, lost)
         if settles:
             for key in settles:
                 self._step("settle", key)
             held = ledger.settle([settle for settle, _ in settles.values()])
-            for key, (settle, built) in settles.items():
+            for key, (_, built) in settles.items():
                 if key in held:
                     yield _result(key, "unchanged", states[key].revision, built)
                 else:

@@ -87,7 +87,9 @@ class Callbacks:
             self._queue.put_nowait(told)
         except queue.Full:
             self.dropped += 1
-            log.warning("callback dropped, the queue is full", source=told.source, event=told.event_id, dropped=self.dropped)
+            log.warning(
+                "callback dropped, the queue is full", source=told.source, event=told.event_id, dropped=self.dropped
+            )
 
     def close(self) -> None:
         """Send what is queued, for at most a few seconds."""

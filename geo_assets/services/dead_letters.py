@@ -144,8 +144,14 @@ def replay(stack: Stack, letters: Sequence[DeadLetter], *, payload: bytes | None
                 stack.tiles.put(inbox_object(sha), body)
                 headers[topics.HEADER_POINTER] = inbox_object(sha)
                 body = b""
-            records.append(NewRecord(topics.RAW, f"{letter.source}:{letter.feature_id or letter.event_id or letter.id}", body, headers))
-        records.append(NewRecord(topics.DEAD_LETTERS, letter.source or letter.id, None, {topics.HEADER_REPLAY: letter.id}))
+            records.append(
+                NewRecord(
+                    topics.RAW, f"{letter.source}:{letter.feature_id or letter.event_id or letter.id}", body, headers
+                )
+            )
+        records.append(
+            NewRecord(topics.DEAD_LETTERS, letter.source or letter.id, None, {topics.HEADER_REPLAY: letter.id})
+        )
     if records:
         stack.log.append(records)
     return len(letters)

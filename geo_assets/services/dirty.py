@@ -1,4 +1,4 @@
-"""Which tiles an applied edit makes dirty, as outbox rows: the plan that runs inside the feature store's transaction."""
+"""Which tiles an applied edit makes dirty, as outbox rows: planned inside the feature store's transaction."""
 
 from __future__ import annotations
 
@@ -117,4 +117,6 @@ def _hint(key: str, change: Change, feature: Feature) -> OutboxRow:
 def wide_areas(value: bytes) -> tuple[str, Iterable[tuple[Any, list[int]]]]:
     """Event key and (geometry in EPSG:4326, zooms) of an outbox row of kind `wide`."""
     read = json.loads(value)
-    return read["event_key"], [(shapely.from_wkb(base64.b64decode(area["wkb"])), area["zooms"]) for area in read["areas"]]
+    return read["event_key"], [
+        (shapely.from_wkb(base64.b64decode(area["wkb"])), area["zooms"]) for area in read["areas"]
+    ]

@@ -1,4 +1,4 @@
-"""Bulk import of a file: the same validation and the same transaction as ingest, with the tiles collected in a manifest."""
+"""Bulk import of a file: ingest's own validation and transaction, with the tiles collected in a manifest."""
 
 from __future__ import annotations
 
@@ -83,7 +83,9 @@ def import_reading(
         replay=False,
     )
     info = CollectionInfo("collection", 0)
-    pool = WorkerPool(settings.ingest_workers, settings.task_timeout_s, ingest_worker.start, (settings.model_dump_json(),))
+    pool = WorkerPool(
+        settings.ingest_workers, settings.task_timeout_s, ingest_worker.start, (settings.model_dump_json(),)
+    )
     plan = DirtyPlan(stack.layers, settings.edit_cap, manifest=manifest_id)
     lease = stack.guard.acquire(outbox.IMPORT_LEASE + manifest_id, manifest_id, LEASE_S)
 

@@ -218,13 +218,17 @@ class Ingest:
             if isinstance(result, TaskFailed):
                 result = BodyResult((), _refusal(result))
             if result.refused is not None:
-                outcomes[index].letters.append(self._letter(outcomes[index].record, result.refused, body=done.task.body))
+                outcomes[index].letters.append(
+                    self._letter(outcomes[index].record, result.refused, body=done.task.body)
+                )
             yield index, result.features
 
     def _large(self, index: int, task: BodyTask, outcomes: list[Outcome]) -> Iterator[list[FeatureResult]]:
         """Features of a large body, a transaction's worth at a time."""
         outcome = outcomes[index]
-        info: CollectionInfo | Refused | TaskFailed = next(iter(self._pool.map(ingest_worker.first_passes, [[task]]))).result
+        info: CollectionInfo | Refused | TaskFailed = next(
+            iter(self._pool.map(ingest_worker.first_passes, [[task]]))
+        ).result
         if isinstance(info, TaskFailed):
             info = _refusal(info)
         if isinstance(info, Refused):

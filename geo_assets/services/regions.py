@@ -84,7 +84,7 @@ def h3_region(cells: Sequence[str]) -> tuple[Any, str]:
             whole = shapely.Polygon([(lon + 360 if lon < 0 else lon, lat) for lon, lat in ring])
             shapes.append(shapely.intersection(whole, shapely.box(-180, -90, 180, 90)))
             east = shapely.intersection(whole, shapely.box(180, -90, 540, 90))
-            shapes.append(shapely.transform(east, lambda xy: xy - [360, 0]))
+            shapes.append(shapely.transform(east, lambda xy: xy - (360, 0)))
         else:
             shapes.append(shapely.Polygon(ring))
     return shapely.union_all(shapes), f"h3 {' '.join(cells)}"[:200]
@@ -104,14 +104,24 @@ def file_region(path: Path) -> tuple[Any, str]:
         raise RegionError(f"region {path}: {fault.strerror or fault}") from None
     except shapely.errors.GEOSException as fault:
         raise RegionError(f"region {path}: not GeoJSON: {' '.join(str(fault).split())[:200]}") from None
-    parts = [part for part in shapely.get_parts([geometry]) for part in ([part] if part.geom_type != "GeometryCollection" else shapely.get_parts(part))]
-    polygons = [shapely.make_valid(part) for part in parts if part.geom_type in ("Polygon", "MultiPolygon") and not part.is_empty]
+    parts = [
+        part
+        for part in shapely.get_parts([geometry])
+        for part in ([part] if part.geom_type != "GeometryCollection" else shapely.get_parts(part))
+    ]
+    polygons = [
+        shapely.make_valid(part)
+        for part in parts
+        if part.geom_type in ("Polygon", "MultiPolygon") and not part.is_empty
+    ]
     if not polygons:
         raise RegionError(f"region {path}: has no polygon")
     region = shapely.union_all(polygons)
     west, south, east, north = region.bounds
-    if not (-180 <= west and east <= 180 and -90 <= south and north <= 90):
-        raise RegionError(f"region {path}: its coordinates {west:.6g},{south:.6g},{east:.6g},{north:.6g} are no degrees (EPSG:4326 lon,lat)")
+    if not (west >= -180 and east <= 180 and south >= -90 and north <= 90):
+        raise RegionError(
+            f"region {path}: its coordinates {west:.6g},{south:.6g},{east:.6g},{north:.6g} are no degrees (EPSG:4326 lon,lat)"
+        )
     return region, path.name
 
 
@@ -136,7 +146,9 @@ def plan_region(stack: Stack, region: Any, title: str, zooms: Sequence[int], *, 
         )
     keys = tuple(found.keys())
     if not keys:
-        raise RegionError(f"{title} covers 0 tiles: the region is empty; give one with an area, inside ±180 and ±90 degrees")
+        raise RegionError(
+            f"{title} covers 0 tiles: the region is empty; give one with an area, inside ±180 and ±90 degrees"
+        )
     width = tuple((zoom, len(found.by_zoom[zoom])) for zoom in zooms if zoom in found.by_zoom)
     parameters = json.dumps({"title": title, "zooms": list(zooms), "bounds": list(shapely.bounds(region))})
     return RegionPlan(title, keys, width, parameters)
@@ -145,5 +157,7 @@ def plan_region(stack: Stack, region: Any, title: str, zooms: Sequence[int], *, 
 def start_backfill(stack: Stack, plan: RegionPlan, *, force: bool = False) -> Manifest:
     """Write the plan's manifest and mark its tiles."""
     manifest_id = f"backfill-{uuid.uuid4().hex[:12]}"
-    stack.ledger.write_manifest(manifest_id, plan.title, "backfill", plan.keys, parameters=plan.parameters, cap=len(plan.keys))
+    stack.ledger.write_manifest(
+        manifest_id, plan.title, "backfill", plan.keys, parameters=plan.parameters, cap=len(plan.keys)
+    )
     return stack.ledger.mark_manifest(manifest_id, force=force)

@@ -99,11 +99,13 @@ def _write_edit(stack: Stack, settings: Settings) -> None:
 
     lon, lat = CENTRE
     box = (lon - 0.004, lat - 0.002, lon + 0.004, lat + 0.002)
-    found: list[Feature] = [f for f in stack.features.scan(layer="buildings", bbox=box) if f.geometry and f.vertex_count <= 60]
+    found: list[Feature] = [
+        f for f in stack.features.scan(layer="buildings", bbox=box) if f.geometry and f.vertex_count <= 60
+    ]
     if not found:
         return
     chosen = max(found, key=lambda f: (shapely.from_wkb(f.geometry).area, f.feature_id))
-    moved = shapely.transform(shapely.from_wkb(chosen.geometry), lambda xy: xy + [0.0009, 0.0])
+    moved = shapely.transform(shapely.from_wkb(chosen.geometry), lambda xy: xy + (0.0009, 0.0))
     properties: dict[str, Any] = {**json.loads(chosen.properties), "name": "Moved by an edit"}
     feature = {
         "type": "Feature",

@@ -147,7 +147,9 @@ class AlreadyRunning(Exception):
     """Another supervisor has this home."""
 
     def __init__(self, pid: int, home: Path) -> None:
-        super().__init__(f"geo-assets is already up in {home} (pid {pid}); stop it, or set GEO_ASSETS_HOME to another folder")
+        super().__init__(
+            f"geo-assets is already up in {home} (pid {pid}); stop it, or set GEO_ASSETS_HOME to another folder"
+        )
 
 
 def _alive(pid: int | None, created: float | None) -> bool:

@@ -207,7 +207,13 @@ class FeatureStore(Protocol):
         """One feature."""
         ...
 
-    def scan(self, *, source: str | None = None, layer: str | None = None, bbox: tuple[float, float, float, float] | None = None) -> Iterator[Feature]:
+    def scan(
+        self,
+        *,
+        source: str | None = None,
+        layer: str | None = None,
+        bbox: tuple[float, float, float, float] | None = None,
+    ) -> Iterator[Feature]:
         """Features in no order, read in pieces: memory does not grow with them."""
         ...
 
