@@ -11,9 +11,13 @@ from geo_assets.tiles.tile import MAX_ZOOM
 
 JSON: Final = "application/json"
 _TEXT: Final = {"type": "string"}
-_BOX: Final = (
-    "West, south, east, north in degrees, separated by commas; west above east crosses the date line."
-)
+_BOX: Final = "West, south, east, north in degrees, separated by commas; west above east crosses the date line."
+_DEGREES: Final = r"-?[0-9]{1,3}(\.[0-9]{1,15})?"
+_BOX_SCHEMA: Final = {
+    "type": "string",
+    "pattern": f"^{_DEGREES}(,{_DEGREES}){{3}}$",
+    "examples": ["24.93,60.16,24.96,60.18"],
+}
 
 
 def _problem(description: str) -> oa.Answer:
@@ -21,7 +25,10 @@ def _problem(description: str) -> oa.Answer:
 
 
 def _document(model: Any, description: str) -> dict[int, oa.Answer]:
-    return {200: oa.Answer(description, {JSON: model}, {"ETag": "Weak entity tag of the document."}), 304: oa.Answer("The client has it.")}
+    return {
+        200: oa.Answer(description, {JSON: model}, {"ETag": "Weak entity tag of the document."}),
+        304: oa.Answer("The client has it."),
+    }
 
 
 def _whole(name: str, where: Any, description: str, most: int, *, required: bool = False) -> oa.Parameter:
@@ -72,7 +79,7 @@ def operations(max_zoom: int) -> list[oa.Operation]:
             },
             tag="changes",
             parameters=[
-                oa.Parameter("bbox", "query", _BOX, _TEXT),
+                oa.Parameter("bbox", "query", _BOX, _BOX_SCHEMA),
                 _whole("min_zoom", "query", "First zoom to hear of.", MAX_ZOOM),
                 _whole("max_zoom", "query", "Last zoom to hear of.", MAX_ZOOM),
                 oa.Parameter("last_event_id", "query", "Resume point, where the header cannot be set.", _TEXT),
@@ -83,7 +90,7 @@ def operations(max_zoom: int) -> list[oa.Operation]:
             "get", "/coverage", "getCoverage", "What the ledger knows of every tile of a box at one zoom",
             {200: oa.Answer("The tiles.", {JSON: models.Coverage}), 400: _problem("A parameter is malformed, or the box holds too many tiles."), 503: unavailable},
             tag="tiles",
-            parameters=[oa.Parameter("bbox", "query", _BOX, _TEXT, required=True), _whole("zoom", "query", "Zoom of the tiles.", max_zoom, required=True)],
+            parameters=[oa.Parameter("bbox", "query", _BOX, _BOX_SCHEMA, required=True), _whole("zoom", "query", "Zoom of the tiles.", max_zoom, required=True)],
         ),
         oa.Operation("get", "/page.json", "getPageConfig", "What the map page must know", _document(models.PageConfig, "Configuration."), tag="page"),
         oa.Operation("get", "/healthz", "getHealth", "Whether the process lives", {200: oa.Answer("It does.", {JSON: models.Health})}, tag="operation"),

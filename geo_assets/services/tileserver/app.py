@@ -122,7 +122,9 @@ class _TileServer:
         state = served.state
         if served.data is None:
             # Its own Cache-Control: an empty tile that a cache kept would hide the first thing drawn in it.
-            return Response(status_code=204, headers={"Cache-Control": REVALIDATE, "X-Tile-Revision": str(state.revision)})
+            return Response(
+                status_code=204, headers={"Cache-Control": REVALIDATE, "X-Tile-Revision": str(state.revision)}
+            )
         headers = self._tile_headers(request, state.content_hash or "", state.revision)
         if accepts_gzip(request.headers.get("accept-encoding")):
             body = served.data
@@ -149,7 +151,12 @@ class _TileServer:
         for name in ("x", "y"):
             if values[name] > last:
                 raise problems.ProblemError(
-                    404, "tile", f"At zoom {values['z']} {name} goes from 0 to {last}.", field=name, value=values[name], limit=last
+                    404,
+                    "tile",
+                    f"At zoom {values['z']} {name} goes from 0 to {last}.",
+                    field=name,
+                    value=values[name],
+                    limit=last,
                 )
         return Tile(values["z"], values["x"], values["y"])
 
@@ -229,7 +236,9 @@ class _TileServer:
     async def coverage(self, request: Request) -> Response:
         _only(request, "bbox", "zoom")
         if "bbox" not in request.query_params:
-            raise problems.ProblemError(400, "parameter", "bbox is needed: west,south,east,north in degrees.", field="bbox")
+            raise problems.ProblemError(
+                400, "parameter", "bbox is needed: west,south,east,north in degrees.", field="bbox"
+            )
         box = _box(request.query_params["bbox"])
         zoom = _whole(request, "zoom", None, 0, self.layers.max_zoom)
         try:
@@ -239,7 +248,9 @@ class _TileServer:
                 400, "too-wide", f"The box holds {error.tiles} tiles of zoom {zoom}; ask for a smaller one, or a lower zoom.",
                 field="bbox", value=error.tiles, limit=coverage.MOST_TILES,
             ) from None  # fmt: skip
-        return Response(answer.model_dump_json(exclude_none=True), media_type=JSON, headers={"Cache-Control": "no-store"})
+        return Response(
+            answer.model_dump_json(exclude_none=True), media_type=JSON, headers={"Cache-Control": "no-store"}
+        )
 
     # -- changes -----------------------------------------------------------------------------------------------------
     async def events(self, request: Request) -> Response:
@@ -247,7 +258,9 @@ class _TileServer:
         low = _whole(request, "min_zoom", 0, 0, MAX_ZOOM)
         high = _whole(request, "max_zoom", MAX_ZOOM, 0, MAX_ZOOM)
         if low > high:
-            raise problems.ProblemError(400, "parameter", "min_zoom is above max_zoom.", field="min_zoom", value=low, limit=high)
+            raise problems.ProblemError(
+                400, "parameter", "min_zoom is above max_zoom.", field="min_zoom", value=low, limit=high
+            )
         bbox = request.query_params.get("bbox")
         wanted = Filter(low, high, None if bbox is None else _box(bbox))
         resume = request.headers.get("last-event-id") or request.query_params.get("last_event_id")
@@ -277,7 +290,9 @@ class _TileServer:
         path = request.url.path
         file = await anyio.to_thread.run_sync(self.files.get, path)
         if file is None:
-            raise problems.ProblemError(404, "not-installed", f"The map library is not installed; run `{INSTALL}`.", field="path", value=path)
+            raise problems.ProblemError(
+                404, "not-installed", f"The map library is not installed; run `{INSTALL}`.", field="path", value=path
+            )
         headers = {"Content-Security-Policy": self.page_policy} if path == "/" else {}
         return conditional(request, file.body, file.media_type, file.etag, zipped=file.zipped, headers=headers)
 
@@ -310,7 +325,12 @@ class _TileServer:
 
 
 def create_app(
-    ledger: Ledger, tiles: TileStore, log: EventLog, layers: LayerSet, settings: Settings, options: Options | None = None
+    ledger: Ledger,
+    tiles: TileStore,
+    log: EventLog,
+    layers: LayerSet,
+    settings: Settings,
+    options: Options | None = None,
 ) -> Starlette:
     """The tile server as an ASGI app. It opens and closes nothing: the ports are the caller's.
 
@@ -426,13 +446,25 @@ def _content_security_policy(settings: Settings) -> str:
 
 def _kind(path: str) -> str:
     first = path[1:].partition("/")[0]
-    if first in ("tiles", "events", "coverage", "metrics", "healthz", "readyz", "tiles.json", "style.json", "openapi.json"):
+    if first in (
+        "tiles",
+        "events",
+        "coverage",
+        "metrics",
+        "healthz",
+        "readyz",
+        "tiles.json",
+        "style.json",
+        "openapi.json",
+    ):
         return first
     return "page" if path in PAGE or path in VENDOR or path == "/page.json" else "other"
 
 
 def _known(handlers: Mapping[str, Any]) -> Any:
-    return lambda path: path in handlers or (path.startswith("/tiles/") and path.endswith(".mvt") and path.count("/") == 4)
+    return lambda path: (
+        path in handlers or (path.startswith("/tiles/") and path.endswith(".mvt") and path.count("/") == 4)
+    )
 
 
 # -- parameters ------------------------------------------------------------------------------------------------------
@@ -449,14 +481,21 @@ def _whole(request: Request, name: str, default: int | None, low: int, high: int
         return default
     if text is None or not _NUMBER.fullmatch(text) or not low <= int(text) <= high:
         raise problems.ProblemError(
-            400, "parameter", f"{name} must be a whole number from {low} to {high}.", field=name, value=text, limit=[low, high]
+            400,
+            "parameter",
+            f"{name} must be a whole number from {low} to {high}.",
+            field=name,
+            value=text,
+            limit=[low, high],
         )
     return int(text)
 
 
 def _box(text: str) -> Box:
     """West, south, east, north in degrees; west above east crosses the date line."""
-    explained = "bbox must be west,south,east,north in degrees: longitudes -180..180, latitudes -90..90, south at most north."
+    explained = (
+        "bbox must be west,south,east,north in degrees: longitudes -180..180, latitudes -90..90, south at most north."
+    )
     parts = text.split(",")
     try:
         if len(parts) != 4:

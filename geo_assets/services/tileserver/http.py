@@ -88,7 +88,9 @@ class Envelope:
         known: Whether a path is one of ours, so that OPTIONS is answered.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, kind: Callable[[str], str], known: Callable[[str], bool]) -> None:
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, kind: Callable[[str], str], known: Callable[[str], bool]
+    ) -> None:
         self._app, self._metrics, self._kind, self._known = app, metrics, kind, known
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

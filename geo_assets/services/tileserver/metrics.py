@@ -40,7 +40,9 @@ class Metrics:
             registry=self.registry,
         )
         self.tile_bytes = Counter("tileserver_tile_bytes_total", "Bytes of tile bodies sent.", registry=self.registry)
-        self.cache = Counter("tileserver_cache_total", "Look-ups of tile objects by result.", ("result",), registry=self.registry)
+        self.cache = Counter(
+            "tileserver_cache_total", "Look-ups of tile objects by result.", ("result",), registry=self.registry
+        )
         self.cache_bytes = Gauge("tileserver_cache_bytes", "Bytes that the object cache holds.", registry=self.registry)
         self.integrity = Counter(
             "tileserver_integrity_faults_total",
@@ -53,21 +55,31 @@ class Metrics:
         self.clients = Gauge("tileserver_sse_clients", "Open change streams.", registry=self.registry)
         self.events = Counter("tileserver_sse_events_total", "Changes put into streams.", registry=self.registry)
         self.suppressed = Counter(
-            "tileserver_sse_suppressed_total", "Announcements of a revision that was told before.", registry=self.registry
+            "tileserver_sse_suppressed_total",
+            "Announcements of a revision that was told before.",
+            registry=self.registry,
         )
         self.unreadable = Counter(
             "tileserver_sse_unreadable_total", "Announcements that could not be read.", registry=self.registry
         )
-        self.drops = Counter("tileserver_sse_drops_total", "Streams ended because the client was slow.", registry=self.registry)
-        self.resets = Counter("tileserver_sse_resets_total", "Resets sent, by cause.", ("cause",), registry=self.registry)
-        self.replayed = Counter("tileserver_sse_replayed_total", "Records read again for clients that resume.", registry=self.registry)
+        self.drops = Counter(
+            "tileserver_sse_drops_total", "Streams ended because the client was slow.", registry=self.registry
+        )
+        self.resets = Counter(
+            "tileserver_sse_resets_total", "Resets sent, by cause.", ("cause",), registry=self.registry
+        )
+        self.replayed = Counter(
+            "tileserver_sse_replayed_total", "Records read again for clients that resume.", registry=self.registry
+        )
         self.lag = Histogram(
             "tileserver_sse_lag_seconds",
             "From the append of an announcement to the streams.",
             buckets=(0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0, 10.0),
             registry=self.registry,
         )
-        self.log_faults = Counter("tileserver_log_faults_total", "Reads of the log that failed.", registry=self.registry)
+        self.log_faults = Counter(
+            "tileserver_log_faults_total", "Reads of the log that failed.", registry=self.registry
+        )
         self.registry.register(_LedgerTotals(ledger))
 
     def exposition(self) -> bytes:
@@ -105,10 +117,14 @@ class _LedgerTotals(Collector):
         published = GaugeMetricFamily("ledger_published_tiles", "Tiles that have an object, by zoom.", labels=["zoom"])
         for zoom, number in sorted(counts.by_zoom.items()):
             published.add_metric([str(zoom)], number)
-        dirty = GaugeMetricFamily("ledger_dirty_tiles", "Tiles that somebody wants looked at, by kind of mark.", labels=["kind"])
+        dirty = GaugeMetricFamily(
+            "ledger_dirty_tiles", "Tiles that somebody wants looked at, by kind of mark.", labels=["kind"]
+        )
         dirty.add_metric(["live"], counts.dirty_live)
         dirty.add_metric(["backfill"], counts.dirty_backfill)
-        given_up = GaugeMetricFamily("ledger_given_up_tiles", "Tiles whose builds failed too often.", value=counts.given_up)
+        given_up = GaugeMetricFamily(
+            "ledger_given_up_tiles", "Tiles whose builds failed too often.", value=counts.given_up
+        )
         owed = GaugeMetricFamily("ledger_owed", "Duties of commits not paid yet.", labels=["duty"])
         for duty, number in sorted(counts.owed.items()):
             owed.add_metric([duty], number)

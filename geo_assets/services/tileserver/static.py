@@ -13,7 +13,12 @@ WEB: Final = Path(__file__).resolve().parent.parent / "web"
 INSTALL: Final = "npm ci --prefix geo_assets/services/web"
 """What puts the map library in its place."""
 
-_HTML, _JS, _CSS, _SVG = "text/html; charset=utf-8", "text/javascript; charset=utf-8", "text/css; charset=utf-8", "image/svg+xml"
+_HTML, _JS, _CSS, _SVG = (
+    "text/html; charset=utf-8",
+    "text/javascript; charset=utf-8",
+    "text/css; charset=utf-8",
+    "image/svg+xml",
+)
 _MAPLIBRE = "node_modules/maplibre-gl/dist/"
 
 PAGE: Final = {
@@ -58,7 +63,7 @@ class StaticFiles:
 
     def get(self, path: str) -> StaticFile | None:
         """The file of a listed URL path; None when it is not on disk."""
-        name, media_type = (PAGE.get(path) or VENDOR[path])
+        name, media_type = PAGE.get(path) or VENDOR[path]
         file = self._root / name
         try:
             info = file.stat()

@@ -301,7 +301,11 @@ class ChangeHub:
                     client.resume = self.resume_point
                     yield _reset(cause, client.resume)
                 for delivery in client.take():
-                    wanted = [c for c in delivery.changes if client.wanted(c.z, c.x, c.y) and c.offset >= start.get(c.partition, 0)]
+                    wanted = [
+                        c
+                        for c in delivery.changes
+                        if client.wanted(c.z, c.x, c.y) and c.offset >= start.get(c.partition, 0)
+                    ]
                     if wanted:
                         self._metrics.events.inc(len(wanted))
                         yield b"".join(change.event for change in wanted)
@@ -476,7 +480,9 @@ class ChangeHub:
             told = _announced(record)
             if told is None:
                 self._metrics.unreadable.inc()
-                structlog.get_logger().warning("announcement not readable", partition=record.partition, offset=record.offset)
+                structlog.get_logger().warning(
+                    "announcement not readable", partition=record.partition, offset=record.offset
+                )
                 continue
             tile = (told.z, told.x, told.y)
             if told.revision <= self._told.get(tile, 0):
@@ -520,7 +526,9 @@ def _announced(record: Record) -> _Announced | None:
 
 def _tile_event(told: _Announced, resume: str | None) -> bytes:
     """The event of a change. It has no name, so that `EventSource.onmessage` hears it."""
-    data = b"data: " + msgspec.json.encode({"z": told.z, "x": told.x, "y": told.y, "hash": told.hash, "revision": told.revision})
+    data = b"data: " + msgspec.json.encode(
+        {"z": told.z, "x": told.x, "y": told.y, "hash": told.hash, "revision": told.revision}
+    )
     return data + (b"\n\n" if resume is None else b"\nid: " + resume.encode() + b"\n\n")
 
 

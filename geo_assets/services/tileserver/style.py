@@ -48,7 +48,15 @@ ROLES: Final[dict[str, str]] = {
 PALETTE: Final = ("#7c5cbf", "#d1495b", "#2a9d8f", "#e08e2b", "#3a6ea5", "#8a9a2b", "#b0508e", "#5b7f95")
 """Colours of the plain look, told apart by people with the common colour-vision deficiencies as far as eight can be."""
 
-_CLASS: Final = ["coalesce", ["get", "class"], ["get", "kind"], ["get", "type"], ["get", "highway"], ["get", "railway"], ""]
+_CLASS: Final = [
+    "coalesce",
+    ["get", "class"],
+    ["get", "kind"],
+    ["get", "type"],
+    ["get", "highway"],
+    ["get", "railway"],
+    "",
+]
 _NAME: Final = ["coalesce", ["get", "name"], ["get", "label"], ["get", "title"]]
 _HAS_NAME: Final = ["any", ["has", "name"], ["has", "label"], ["has", "title"]]
 _AREA: Final = ["in", ["geometry-type"], ["literal", ["Polygon", "MultiPolygon"]]]
@@ -59,7 +67,16 @@ _GREEN: Final = ("park", "garden", "grass", "forest", "wood", "meadow", "scrub",
                  "recreation_ground", "cemetery", "allotments", "nature_reserve", "golf_course", "flowerbed", "wetland", "green")  # fmt: skip
 _SPORT: Final = ("pitch", "playground", "track", "sports_centre")
 _SQUARE: Final = ("pedestrian", "footway", "square", "platform", "marketplace")
-_LEARNING: Final = ("school", "university", "college", "kindergarten", "hospital", "education", "institutional", "religious")
+_LEARNING: Final = (
+    "school",
+    "university",
+    "college",
+    "kindergarten",
+    "hospital",
+    "education",
+    "institutional",
+    "religious",
+)
 _WORK: Final = ("commercial", "retail", "industrial", "railway", "construction", "parking")
 
 # Road classes from the least to the greatest, with widths in pixels at zooms 12, 15 and 18, fill and casing.
@@ -99,7 +116,9 @@ def build_style(layers: LayerSet, source: dict[str, Any], *, name: str = "geo_as
             plain.append(layer)
         else:
             drawn.setdefault(role, []).append(layer)
-    shapes: list[dict[str, Any]] = [{"id": "background", "type": "background", "paint": {"background-color": BACKGROUND}}]
+    shapes: list[dict[str, Any]] = [
+        {"id": "background", "type": "background", "paint": {"background-color": BACKGROUND}}
+    ]
     labels: list[dict[str, Any]] = []
     for role, shape in _SHAPES:
         for layer in drawn.get(role, ()):
@@ -171,7 +190,10 @@ def _waterways(name: str) -> list[dict[str, Any]]:
             "id": f"{name}-line",
             "type": "line",
             "layout": {"line-cap": "round", "line-join": "round"},
-            "paint": {"line-color": WATER_LINE, "line-width": ["interpolate", ["linear"], ["zoom"], 10, ["*", 0.5, width], 18, ["*", 1.6, width]]},
+            "paint": {
+                "line-color": WATER_LINE,
+                "line-width": ["interpolate", ["linear"], ["zoom"], 10, ["*", 0.5, width], 18, ["*", 1.6, width]],
+            },
         }
     ]
 
@@ -259,8 +281,17 @@ def _rail(name: str) -> list[dict[str, Any]]:
 
 def _parcels(name: str) -> list[dict[str, Any]]:
     return [
-        {"id": f"{name}-fill", "type": "fill", "filter": _AREA, "paint": {"fill-color": "#e5a33d", "fill-opacity": 0.06}},
-        {"id": f"{name}-edge", "type": "line", "paint": {"line-color": "#c0843a", "line-width": _zoomed(13, 0.4, 18, 1.4)}},
+        {
+            "id": f"{name}-fill",
+            "type": "fill",
+            "filter": _AREA,
+            "paint": {"fill-color": "#e5a33d", "fill-opacity": 0.06},
+        },
+        {
+            "id": f"{name}-edge",
+            "type": "line",
+            "paint": {"line-color": "#c0843a", "line-width": _zoomed(13, 0.4, 18, 1.4)},
+        },
     ]
 
 
@@ -326,7 +357,15 @@ def _text(colour: str, size: Any, **layout: Any) -> dict[str, Any]:
 def _area_label(colour: str, minzoom: float) -> Callable[[str], list[dict[str, Any]]]:
     def label(name: str) -> list[dict[str, Any]]:
         size = ["interpolate", ["linear"], ["zoom"], 12, 10, 18, 14]
-        return [{"id": f"{name}-label", "type": "symbol", "minzoom": minzoom, "filter": ["all", _AREA, _HAS_NAME], **_text(colour, size)}]
+        return [
+            {
+                "id": f"{name}-label",
+                "type": "symbol",
+                "minzoom": minzoom,
+                "filter": ["all", _AREA, _HAS_NAME],
+                **_text(colour, size),
+            }
+        ]
 
     return label
 
@@ -335,7 +374,15 @@ def _line_label(colour: str, minzoom: float) -> Callable[[str], list[dict[str, A
     def label(name: str) -> list[dict[str, Any]]:
         size = ["interpolate", ["linear"], ["zoom"], 13, 10, 18, 14]
         layout = {"symbol-placement": "line", "symbol-spacing": 350, "text-max-angle": 35, "text-padding": 6}
-        return [{"id": f"{name}-label", "type": "symbol", "minzoom": minzoom, "filter": ["all", _LINE, _HAS_NAME], **_text(colour, size, **layout)}]
+        return [
+            {
+                "id": f"{name}-label",
+                "type": "symbol",
+                "minzoom": minzoom,
+                "filter": ["all", _LINE, _HAS_NAME],
+                **_text(colour, size, **layout),
+            }
+        ]
 
     return label
 
@@ -343,7 +390,15 @@ def _line_label(colour: str, minzoom: float) -> Callable[[str], list[dict[str, A
 def _dot_label(colour: str, minzoom: float) -> Callable[[str], list[dict[str, Any]]]:
     def label(name: str) -> list[dict[str, Any]]:
         layout = {"text-anchor": "top", "text-offset": ["literal", [0, 0.55]], "text-padding": 4, "text-optional": True}
-        return [{"id": f"{name}-label", "type": "symbol", "minzoom": minzoom, "filter": _HAS_NAME, **_text(colour, 11, **layout)}]
+        return [
+            {
+                "id": f"{name}-label",
+                "type": "symbol",
+                "minzoom": minzoom,
+                "filter": _HAS_NAME,
+                **_text(colour, 11, **layout),
+            }
+        ]
 
     return label
 
@@ -352,7 +407,15 @@ def _place_label(far: float, near: float, colour: str, until: float) -> Callable
     def label(name: str) -> list[dict[str, Any]]:
         size = ["interpolate", ["linear"], ["zoom"], 4, far, 15, near]
         spaced = {"text-letter-spacing": 0.06, "text-padding": 8}
-        return [{"id": f"{name}-label", "type": "symbol", "maxzoom": until, "filter": _HAS_NAME, **_text(colour, size, **spaced)}]
+        return [
+            {
+                "id": f"{name}-label",
+                "type": "symbol",
+                "maxzoom": until,
+                "filter": _HAS_NAME,
+                **_text(colour, size, **spaced),
+            }
+        ]
 
     return label
 

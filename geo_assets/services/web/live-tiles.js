@@ -156,12 +156,13 @@ export function liveTiles(map, { source, url, resume, onChange, onRefresh, onRes
   }, resume);
 
   // Tiles that were out of view come back from maplibre's cache without asking the server: ask for them then.
-  map.on('moveend', soon).on('idle', soon).on('sourcedataloading', onLoading).on('sourcedata', onData).on('error', onError);
+  const heard = [['moveend', soon], ['idle', soon], ['sourcedataloading', onLoading], ['sourcedata', onData], ['error', onError]];
+  for (const [type, listener] of heard) map.on(type, listener);
   return {
     close() {
       stream.close();
       clearTimeout(timer);
-      map.off('moveend', soon).off('idle', soon).off('sourcedataloading', onLoading).off('sourcedata', onData).off('error', onError);
+      for (const [type, listener] of heard) map.off(type, listener);
     },
   };
 }

@@ -200,10 +200,9 @@ function showFeatures(map, tilejson, tileZoom, Popup, dagster) {
     if ($('coverage-toggle').checked) return;
     const feature = near(event.point)[0];
     if (!feature) return;
-    const { name, ...rest } = feature.properties;
-    const id = feature.id ?? rest.id;
-    const rows = { id, ...rest };
-    const title = name ?? [rest.street, rest.housenumber].filter(Boolean).join(' ') ?? '';
+    const { name, _id, ...rest } = feature.properties; // _id: an id that is no 64-bit integer
+    const rows = { id: feature.id ?? _id, ...rest };
+    const title = name ?? [rest.street, rest.housenumber].filter(Boolean).join(' ');
     const tile = tileAt(event.lngLat, tileZoom());
     new Popup({ maxWidth: '320px' }).setLngLat(event.lngLat)
       .setDOMContent(card(title || feature.sourceLayer, feature.sourceLayer, rows, tile, dagster)).addTo(map);
