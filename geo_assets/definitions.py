@@ -1,4 +1,4 @@
-"""What Dagster loads: assets, checks, jobs, sensors and the resources that join them. The only module that names all."""
+"""What Dagster loads: assets, checks, jobs, sensors, and the resources they share. The one module that names all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from geo_assets.jobs import build_tiles, observe_features
 from sensors.tile_updates import tile_updates
 
 defs = Definitions(
-    assets=[features, tiles],
+    assets=[features, tiles],  # pyright: ignore[reportArgumentType]
     jobs=[build_tiles, observe_features],
     sensors=[tile_updates],
     resources={"stack": StackResource()},

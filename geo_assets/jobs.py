@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from os.path import commonprefix
 from typing import TYPE_CHECKING
 
 from dagster import AssetSelection, DefaultScheduleStatus, ScheduleDefinition, define_asset_job, in_process_executor
@@ -16,6 +15,13 @@ BATCH_TAG = "geo_assets/batch"
 """Names the batch of a run: the sensor finds a batch's run by it."""
 
 
+def _common_prefix(quadkeys: list[str]) -> str:
+    """The quadkey of the smallest tile that holds all of them."""
+    first, last = min(quadkeys, default=""), max(quadkeys, default="")
+    length = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    return first[:length]
+
+
 def tags_of(batch: Batch, vertices: int) -> dict[str, str]:
     """Tags of the run of a batch: what a person looks for in the list of runs."""
     quadkeys = [key.partition(":")[2] for key in batch.keys]
@@ -27,7 +33,7 @@ def tags_of(batch: Batch, vertices: int) -> dict[str, str]:
         "geo_assets/tiles": str(len(batch.keys)),
         "geo_assets/vertices": str(vertices),
         "geo_assets/zooms": f"{zooms[0]}-{zooms[-1]}" if zooms else "",
-        "geo_assets/region": commonprefix(quadkeys) or "world",
+        "geo_assets/region": _common_prefix(quadkeys) or "world",
     }
     if batch.manifest is not None:
         tags["geo_assets/manifest"] = batch.manifest

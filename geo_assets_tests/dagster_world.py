@@ -1,14 +1,18 @@
-"""A home with every embedded port and a Dagster instance as `geo-assets up` makes it, for tests of assets and sensors."""
+"""A home with every embedded port, and a Dagster instance as `geo-assets up` makes it."""
 
 from __future__ import annotations
 
+import atexit
 import json
 import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
+import pytest
 import shapely
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
 
@@ -113,19 +117,40 @@ def _nothing_job():
     return build_tiles
 
 
+@lru_cache(maxsize=1)
+def _empty_storage() -> Path:
+    """Dagster's databases, made once: its migrations take two seconds, a copy takes none."""
+    folder = Path(tempfile.mkdtemp(prefix="geo-assets-tests-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    shutil.copy(ROOT / "dagster.yaml", folder)
+    with (
+        pytest.MonkeyPatch.context() as environment,
+        DagsterInstance.from_config(_pointed_at(folder, environment)) as instance,
+    ):
+        instance.get_runs(limit=1)
+        instance.event_log_storage.get_asset_records([])
+        instance.schedule_storage.all_instigator_state()
+    return folder
+
+
+def _pointed_at(folder: Path, environment: pytest.MonkeyPatch) -> str:
+    environment.setenv("DAGSTER_HOME", str(folder))
+    environment.setenv("GEO_ASSETS_DAGSTER_STORAGE", str(folder))
+    return str(folder)
+
+
 @contextmanager
-def world(tmp_path: Path, monkeypatch, **settings: object) -> Iterator[World]:
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **settings: object) -> Iterator[World]:
     """A new world below `tmp_path`; settings reach this process and its children through the environment."""
     home = tmp_path / "home"
-    (home / "dagster").mkdir(parents=True)
+    home.mkdir()
     (home / "layers.yaml").write_text(LAYERS)
-    shutil.copy(ROOT / "dagster.yaml", home / "dagster")
     values = {"home": home, "log_partitions": 1, "build_workers": 1, **settings}
     for name, value in values.items():
         monkeypatch.setenv(f"GEO_ASSETS_{name.upper()}", str(value))
-    monkeypatch.setenv("DAGSTER_HOME", str(home / "dagster"))
-    monkeypatch.setenv("GEO_ASSETS_DAGSTER_STORAGE", str(home / "dagster"))
-    with Stack(Settings()) as stack, DagsterInstance.from_config(str(home / "dagster")) as instance:
+    shutil.copytree(_empty_storage(), home / "dagster")
+    instance_home = _pointed_at(home / "dagster", monkeypatch)
+    with Stack(Settings()) as stack, DagsterInstance.from_config(instance_home) as instance:
         yield World(stack.ensure(), instance)
 
 

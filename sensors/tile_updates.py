@@ -211,7 +211,7 @@ class Work:
 
 
 def settleable(work: Iterable[Work]) -> list[Settle]:
-    """Live tiles that already are what a build would make of them. Those of a backfill go to a run, which reports them."""
+    """Live tiles that already are what a build would make of them. A backfill's go to a run, which reports them."""
     return [
         Settle(one.key, one.state.revision, one.state.wanted, one.work_key)
         for one in work

@@ -48,7 +48,7 @@ def observation_metadata(counts: StoreCounts) -> dict[str, Any]:
     return metadata
 
 
-@observable_source_asset(
+@observable_source_asset(  # pyright: ignore[reportCallIssue] - its overloads leave out the owners it takes
     name="features",
     group_name="map",
     owners=["team:map"],

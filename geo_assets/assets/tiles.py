@@ -197,9 +197,8 @@ class Reporter:
     def report(self) -> None:
         """Store what is pending: one materialization a tile."""
         if self.pending:
-            run = InRun(
-                self.context.run.run_id, self.context.run.job_name, self.context.get_step_execution_context().step.key
-            )
+            step_key = self.context.get_step_execution_context().step.key
+            run = InRun(self.context.run.run_id, self.context.run.job_name, step_key)
             catalog.report_materializations(self.context.instance, self._entries(), run=run)
             owed = [row for result in self.pending for row in result.catalog_owed]
             if owed:
@@ -272,8 +271,8 @@ def _build_batch(context: AssetExecutionContext, ports: Stack, batch_id: str, fo
         batch = ledger.start_batch(batch_id, context.run.run_id, ports.settings.lease_s)
     except UnknownBatch:
         raise Failure(
-            f"There is no batch {batch_id} any more: batches that ended are forgotten after a while. To build its tiles "
-            "again, select their partitions and materialize them.",
+            f"There is no batch {batch_id} any more: batches that ended are forgotten after a while. To build its "
+            "tiles again, select their partitions and materialize them.",
             allow_retries=False,
         ) from None
     context.log.info(f"batch {batch.id}, try {batch.attempt}: {len(batch.keys):,} tiles, {batch.kind}")
@@ -336,14 +335,15 @@ def _sample_memory(tally: Tally) -> None:
 
 
 def _judge(context: AssetExecutionContext, tally: Tally, settings: Settings, metadata: dict[str, Any]) -> None:
-    """Failed tiles are dirty still, or dead letters: a live run that did its part succeeds. A backfill keeps its floor."""
+    """Failed tiles are dirty still, or dead letters: a live run succeeds with them. A backfill keeps its floor."""
     for key, error in tally.failed[:SHOWN]:
         context.log.warning(f"tile {key} failed: {error}")
     kind = context.run.tags.get("geo_assets/kind", "backfill")
     if kind != "live" and tally.coverage < settings.coverage_floor:
         raise Failure(
-            f"coverage {tally.coverage:.4f} is below the floor of {settings.coverage_floor}: {tally.outcomes['failed']:,} "
-            f"of {tally.targets:,} tiles failed. Those that were built are published; see failed_tiles.",
+            f"coverage {tally.coverage:.4f} is below the floor of {settings.coverage_floor}: "
+            f"{tally.outcomes['failed']:,} of {tally.targets:,} tiles failed. Those that were built are published; see "
+            "failed_tiles.",
             metadata=metadata,
             allow_retries=False,
         )

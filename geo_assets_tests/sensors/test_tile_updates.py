@@ -331,11 +331,11 @@ def test_a_batch_that_was_never_submitted_is_asked_for_again_whole_and_charges_n
     assert all(state.attempts == 0 for state in here.ledger.read(keys).values())
 
 
-def test_a_queued_batch_outlives_its_first_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiting_batch_outlives_its_first_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with world(tmp_path, monkeypatch, lease_s=1) as here:
         here.hint(HOME.key)
         (request,) = tick(here.stack, here.instance).requests
-        here.run_of(here.batch_of(request), DagsterRunStatus.QUEUED)
+        here.run_of(here.batch_of(request), DagsterRunStatus.NOT_STARTED)
         before = here.ledger.read([HOME.key])[HOME.key].lease_until_ms
         assert tick(here.stack, here.instance, later(here, 5 * MINUTE)).requests == []
         assert here.ledger.read([HOME.key])[HOME.key].lease_until_ms > before
