@@ -17,6 +17,9 @@ SIMPLIFIED_FROM = {LINE: 3, POLYGON: 6}
 THINNED_FROM = 32
 """Coordinates from which a ring or line is thinned before it is clipped; below, clipping is as cheap."""
 
+SETTLE_ROUNDS = 8
+"""How often a polygon that cannot be snapped is rounded and mended; spikes settle in one or two."""
+
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
@@ -253,11 +256,7 @@ def _snap(
     faults: list[tuple[int, str]] = []
     if len(bad):
         box = shapely.box(low, low, high, high)
-
-        def mend(these: Geometries) -> Geometries:
-            return shapely.make_valid(these, method="structure", keep_collapsed=False)
-
-        mended, errors = each(mend, whole.take(bad).geometries())
+        mended, errors = each(_mend, whole.take(bad).geometries())
         crossing = np.flatnonzero(cut[bad] & (mended != None))  # noqa: E711 - elementwise
         if len(crossing):
             mended[crossing], cut_errors = each(lambda these: shapely.intersection(these, box), mended[crossing])
@@ -265,17 +264,41 @@ def _snap(
         geometries[bad] = mended
         faults += [(int(bad[position]), _reason("repair", error)) for position, error in errors.items()]
     snapped, errors = each(lambda these: shapely.set_precision(these, 1.0), geometries)
-    faults += [(position, _reason("snapping", error)) for position, error in errors.items()]
-    shapes, left = shapes_of(snapped, POLYGON)
+    shapes, left = _snapped(snapped)
+    # Snapping itself may raise, or leave what further rounding breaks, on spikes thinner than a unit.
+    again = np.union1d(left[~shapely.is_valid(shapes.geometries())], np.array(sorted(errors), np.int64))
+    if len(again):
+        settled, settle_errors = each(_settle, geometries[again])
+        faults += [(int(again[position]), _reason("snapping", error)) for position, error in settle_errors.items()]
+        snapped[again] = settled
+        shapes, left = _snapped(snapped)
+    return _oriented(shapes, _areas(shapes)), left, faults
+
+
+def _snapped(geometries: Geometries) -> tuple[Shapes, Ints]:
+    """Polygons on whole units as shapes, and which each is."""
+    shapes, left = shapes_of(geometries, POLYGON)
     shapes, still = _without_collapsed(_round(shapes))
-    left = left[still]
-    if not len(shapes):
-        return shapes, left, faults
-    valid = shapely.is_valid(shapes.geometries())
-    faults += [(int(position), "snapping left an invalid polygon") for position in left[~valid].tolist()]
-    good = np.flatnonzero(valid)
-    shapes = shapes.take(good)
-    return _oriented(shapes, _areas(shapes)), left[good], faults
+    return shapes, left[still]
+
+
+def _mend(geometries: Geometries) -> Geometries:
+    """Make polygons valid and nothing but polygons."""
+    return shapely.make_valid(geometries, method="structure", keep_collapsed=False)
+
+
+def _settle(geometries: Geometries) -> Geometries:
+    """Round and mend in turn until rounding breaks nothing any more.
+
+    Raises:
+        ValueError: One is still broken after `SETTLE_ROUNDS`.
+    """
+    for _ in range(SETTLE_ROUNDS):
+        rounded = shapely.transform(geometries, np.rint)
+        if shapely.is_valid(rounded).all():
+            return rounded
+        geometries = _mend(rounded)
+    raise ValueError(f"still invalid after {SETTLE_ROUNDS} rounds: {shapely.is_valid_reason(rounded[0])}")
 
 
 def _round(shapes: Shapes) -> Shapes:

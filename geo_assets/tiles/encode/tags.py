@@ -230,7 +230,7 @@ def _texts(texts: Sequence[str], outer: bytes, inner: bytes = b"") -> Blobs:
     """Layer fields of one text each: a key, or a value with the tag of its own."""
     fields: list[bytes] = []
     for text in texts:
-        data = text.encode("utf-8", "surrogatepass" if text.isascii() else "replace")
+        data = _utf8(text)
         if inner:
             data = inner + _varint(len(data)) + data
         fields.append(outer + _varint(len(data)) + data)
@@ -250,6 +250,14 @@ def _join(blobs: list[Blobs]) -> Blobs:
 def _codes(number: dict[Any, int], items: Iterable[Any]) -> Ints:
     found = list(map(number.__getitem__, items))
     return np.array(found, np.int64)
+
+
+def _utf8(text: str) -> bytes:
+    """UTF-8; half a surrogate pair, which JSON can spell and Unicode does not have, becomes U+FFFD."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
 
 
 def _varint(value: int) -> bytes:
