@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Literal
@@ -140,30 +140,29 @@ class Appender:
 
     def _append(self, batch: Sequence[Submission]) -> list[Outcome | Exception]:
         """In the writer's thread: guard, append, guard. One thread, so two repetitions cannot overtake each other."""
+        known = self._recall([s.guard_key for s in batch if s.guard_key is not None])
         outcomes: list[Outcome | Exception] = []
+        # Which submission of this batch was the first under its id: the later ones share its fate.
         first_of: dict[str, int] = {}
         for index, submission in enumerate(batch):
-            outcome: Outcome = "queued"
-            key = submission.guard_key
+            key, outcome = submission.guard_key, "queued"
             if key is not None:
-                first = first_of.get(key)
-                known = batch[first].fingerprint if first is not None else self._recall(key)
-                if known is not None:
-                    outcome = "duplicate" if known == submission.fingerprint else "conflict"
-                else:
+                fingerprint = known.get(key)
+                if fingerprint is None and key not in first_of:
                     first_of[key] = index
+                else:
+                    fingerprint = fingerprint or batch[first_of[key]].fingerprint
+                    outcome = "duplicate" if fingerprint == submission.fingerprint else "conflict"
             outcomes.append(outcome)
         queued = [index for index, outcome in enumerate(outcomes) if outcome == "queued"]
         for index, error in self._append_all([batch[index] for index in queued], queued):
             outcomes[index] = error
+        taken = {key: index for key, index in first_of.items() if outcomes[index] == "queued"}
         for index, submission in enumerate(batch):
-            if submission.guard_key in first_of:
-                first = first_of[submission.guard_key]
-                if isinstance(outcomes[first], Exception):
-                    # A repetition of what was not taken was not taken either.
-                    outcomes[index] = outcomes[first]
-                elif first == index:
-                    self._remember(submission.guard_key, submission.fingerprint)
+            first = first_of.get(submission.guard_key or "", index)
+            if submission.guard_key not in taken and first != index:
+                outcomes[index] = outcomes[first]
+        self._remember({key: batch[index].fingerprint for key, index in taken.items()})
         return outcomes
 
     def _append_all(self, submissions: Sequence[Submission], indices: Sequence[int]) -> list[tuple[int, Exception]]:
@@ -185,20 +184,21 @@ class Appender:
         self._on_append(time.perf_counter() - began, len(records))
         return []
 
-    def _recall(self, key: str) -> str | None:
-        if time.monotonic() < self._guard_rests_until:
-            return None
+    def _recall(self, keys: Sequence[str]) -> dict[str, str]:
+        """The fingerprints of the ids that are known; none where the guard does not answer."""
+        if not keys or time.monotonic() < self._guard_rests_until:
+            return {}
         try:
-            return self._guard.get(key)
+            return self._guard.get_many(keys)
         except GuardUnavailable as error:
             self._guard_failed(error)
-            return None
+            return {}
 
-    def _remember(self, key: str, fingerprint: str) -> None:
-        if time.monotonic() < self._guard_rests_until:
+    def _remember(self, fingerprints: Mapping[str, str]) -> None:
+        if not fingerprints or time.monotonic() < self._guard_rests_until:
             return
         try:
-            self._guard.set_if_absent(key, fingerprint, self._guard_ttl_s)
+            self._guard.set_many_if_absent(fingerprints, self._guard_ttl_s)
         except GuardUnavailable as error:
             self._guard_failed(error)
 

@@ -641,7 +641,9 @@ def test_an_inbox_that_refuses_is_503(make_edge: Callable[..., Edge], settings: 
 def test_without_the_guard_events_are_taken_and_repetitions_left_to_ingest(
     make_edge: Callable[..., Edge], settings: Settings
 ) -> None:
-    edge = make_edge(guard=_Faulty(ports.open_guard(settings), ("get", "set_if_absent"), GuardUnavailable("away")))
+    edge = make_edge(
+        guard=_Faulty(ports.open_guard(settings), ("get_many", "set_many_if_absent"), GuardUnavailable("away"))
+    )
     assert [edge.post("features", FEATURE, webhook_id="g").json()["status"] for _ in range(2)] == ["queued", "queued"]
     first, second = edge.records(topics.RAW)
     assert first.value == second.value

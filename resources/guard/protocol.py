@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -30,6 +31,14 @@ class Guard(Protocol):
 
     def get(self, key: str) -> str | None:
         """The value of a key that is alive."""
+        ...
+
+    def set_many_if_absent(self, values: Mapping[str, str], ttl_s: float) -> dict[str, str]:
+        """`set_if_absent` of many in one go; those that were there and alive, with the value they have."""
+        ...
+
+    def get_many(self, keys: Sequence[str]) -> dict[str, str]:
+        """Those of the keys that are alive, with their values, in one go."""
         ...
 
     def delete(self, key: str) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from resources.guard.protocol import GuardUnavailable, Lease
 from resources.sqlite import SqliteFile
@@ -91,6 +93,29 @@ class SqliteGuard:
         )
         return None if row is None else str(row[0])
 
+    def set_many_if_absent(self, values: Mapping[str, str], ttl_s: float) -> dict[str, str]:
+        """`set_if_absent` of many in one transaction; those that were there and alive, with the value they have."""
+        ttl_ms = _milliseconds(ttl_s)
+        if not values:
+            return {}
+        with self._file.transaction() as connection:
+            now_ms = self._now_ms()
+            present = self._living(connection, list(values), now_ms)
+            absent = [[key, value] for key, value in values.items() if key not in present]
+            # One statement for all: each gives up the interpreter's lock and waits to have it back.
+            connection.execute(
+                "INSERT OR REPLACE INTO keys "
+                "SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), ? FROM json_each(?)",
+                (now_ms + ttl_ms, json.dumps(absent)),
+            )
+        return present
+
+    def get_many(self, keys: Sequence[str]) -> dict[str, str]:
+        """Those of the keys that are alive, with their values, in one query."""
+        if not keys:
+            return {}
+        return self._file.attempt(lambda c: self._living(c, keys, self._now_ms()))
+
     def delete(self, key: str) -> None:
         """Forget a key."""
         with self._file.transaction() as connection:
@@ -156,6 +181,12 @@ class SqliteGuard:
     def close(self) -> None:
         """Close every connection. Calls fail with GuardUnavailable afterwards."""
         self._file.close()
+
+    @staticmethod
+    def _living(connection: sqlite3.Connection, keys: Sequence[str], now_ms: int) -> dict[str, str]:
+        """Those of the keys that are alive, with their values."""
+        query = "SELECT key, value FROM keys WHERE key IN (SELECT value FROM json_each(?)) AND expires_ms > ?"
+        return {str(key): str(value) for key, value in connection.execute(query, (json.dumps(list(keys)), now_ms))}
 
     def _now_ms(self) -> int:
         return int(self._clock() * 1000)
