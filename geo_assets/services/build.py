@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -18,7 +18,7 @@ import structlog
 
 from geo_assets.events.dead_letter import DeadLetter
 from geo_assets.services import announce, build_worker
-from geo_assets.services.build_worker import BuildTask, Built
+from geo_assets.services.build_worker import BuildTask, Built, Step
 from geo_assets.services.dead_letters import now_ms, write_dead_letters
 from geo_assets.services.pool import TaskFailed, WorkerPool
 from geo_assets.services.recipe import current_recipe
@@ -79,15 +79,16 @@ class TileBuilder:
     Args:
         stack: The ports.
         owner: Who holds the leases: a batch's id, or any name of the caller's own.
-        step: Called before each step of the protocol with its name and the tile's key. Tests crash or pause here.
+        step: Called before each step of the protocol with its name and the tile's key; tests crash or pause there.
+            The steps inside a worker process are told only `inline`.
         inline: Build in this process. A tile that kills its builder kills the caller then.
     """
 
     def __init__(
-        self, stack: Stack, owner: str, *, step: Callable[[str, str], None] | None = None, inline: bool = False
+        self, stack: Stack, owner: str, *, step: Step | None = None, inline: bool = False
     ) -> None:
         self.stack, self.owner = stack, owner
-        self._step = step or (lambda _name, _key: None)
+        self._step = step or build_worker.no_step
         self._inline = inline
         settings = stack.settings
         self._pool = WorkerPool(
@@ -144,7 +145,7 @@ class TileBuilder:
             # A lease saves double work and guards nothing: a tile asked for by name is built all the same.
             states |= ledger.read(leased_elsewhere)
         for key in keys:
-            self._step("read features", key)
+            self._step("read digests", key)
         started = time.perf_counter()
         work_keys, vertices = weigh(self.stack, keys)
         share_ms = (time.perf_counter() - started) * 1000 / len(keys)
@@ -172,11 +173,9 @@ class TileBuilder:
 
     def _encode(self, tasks: list[BuildTask]) -> Iterator[tuple[list[BuildTask], list[Built | TaskFailed]]]:
         """Chunks of tasks with their results, as they come."""
-        for task in tasks:
-            self._step("put", task.key)
         if self._inline:
             for chunk in chunks_of(tasks):
-                yield chunk, list(build_worker.build_in(self.stack, chunk))
+                yield chunk, build_worker.build_in(self.stack, chunk, self._step)
             return
         together: list[BuildTask] = []
         results: list[Built | TaskFailed] = []

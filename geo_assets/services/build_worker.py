@@ -7,7 +7,7 @@ object that nobody names, which garbage collection takes.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -59,6 +59,13 @@ class Built:
     error: str | None = None
 
 
+Step = Callable[[str, str], None]
+
+
+def no_step(name: str, key: str) -> None:
+    """What is told of each step where nobody listens."""
+
+
 _stack: Stack | None = None
 
 
@@ -80,22 +87,24 @@ def build(tasks: Sequence[BuildTask]) -> list[Built]:
     return build_in(_stack, tasks)
 
 
-def build_in(stack: Stack, tasks: Sequence[BuildTask]) -> list[Built]:
-    """The same with the caller's ports."""
+def build_in(stack: Stack, tasks: Sequence[BuildTask], step: Step = no_step) -> list[Built]:
+    """The same with the caller's ports; `step` is told the name of each step before it is taken."""
     try:
-        return _build_together(stack, tasks)
+        return _build_together(stack, tasks, step)
     except Exception as fault:
         if len(tasks) == 1:
             return [_failed(tasks[0], f"{type(fault).__name__}: {fault}")]
-    return [result for task in tasks for result in build_in(stack, [task])]
+    return [result for task in tasks for result in build_in(stack, [task], step)]
 
 
 def _failed(task: BuildTask, error: str) -> Built:
     return Built(task.key, task.work_key or "", None, 0, False, 0, task.vertices, 0, 0.0, error=error[:2_000])
 
 
-def _build_together(stack: Stack, tasks: Sequence[BuildTask]) -> list[Built]:
+def _build_together(stack: Stack, tasks: Sequence[BuildTask], step: Step) -> list[Built]:
     started = time.perf_counter()
+    for task in tasks:
+        step("read features", task.key)
     rows = stack.features.features(boxes_of([task.key for task in tasks], stack.layers))
     digests = workkey.source_digests(len(tasks), rows.pair_tile, rows.digest[rows.pair_row])
     tiles = [Tile.from_key(task.key) for task in tasks]
@@ -103,7 +112,7 @@ def _build_together(stack: Stack, tasks: Sequence[BuildTask]) -> list[Built]:
     share_ms = (time.perf_counter() - started) * 1000 / len(tasks)
     weights = _weights(rows, len(tasks))
     return [
-        _finish(stack, task, tile, digest, one, share_ms, *weight)
+        _finish(stack, task, tile, digest, one, share_ms, *weight, step)
         for task, tile, digest, one, weight in zip(tasks, tiles, digests, encoded, weights, strict=True)
     ]
 
@@ -140,6 +149,7 @@ def _finish(
     share_ms: float,
     vertices: int,
     data_time_ms: int,
+    step: Step,
 ) -> Built:
     started = time.perf_counter()
     faults = rules_before_publishing(tile, encoded, stack.layers)
@@ -149,6 +159,7 @@ def _finish(
     # An integrity fault leaves no hash and the tile not empty: whatever is built then is a change.
     changed = task.empty != (content_hash is None) or task.content_hash != content_hash
     if changed and content_hash is not None:
+        step("put", task.key)
         name = object_name(task.key, task.revision + 1, content_hash)
         stack.tiles.put(tile_object(name), workkey.compress(encoded.data))
     return Built(
