@@ -353,13 +353,15 @@ class _Descent:
             return
         for zoom in range(int(entry[self._alive].min()), int(self._last[self._alive].max()) + 1):
             # The candidates: children of what was touched, and the first tiles of geometries that enter here.
-            children = self._children(zoom, x, y, pair_tile, pair_edge)
-            entering = self._entering(zoom, np.flatnonzero(self._alive & (entry == zoom)), ranges)
-            offset = 4 * len(x)
-            feature = np.concatenate((np.repeat(feature, 4), entering[0]))
-            x, y = np.concatenate((children[0], entering[1])), np.concatenate((children[1], entering[2]))
-            pair_tile = np.concatenate((children[2], entering[3] + offset))
-            pair_edge = np.concatenate((children[3], entering[4]))
+            feature = np.repeat(feature, 4)
+            x, y, pair_tile, pair_edge = self._children(zoom, x, y, pair_tile, pair_edge)
+            enter = np.flatnonzero(self._alive & (entry == zoom))
+            if enter.size:
+                entering = self._entering(enter, ranges)
+                pair_tile = np.concatenate((pair_tile, entering[3] + len(x)))
+                pair_edge = np.concatenate((pair_edge, entering[4]))
+                feature = np.concatenate((feature, entering[0]))
+                x, y = np.concatenate((x, entering[1])), np.concatenate((y, entering[2]))
             boxes = buffered_boxes(zoom, x, y, self.buffer)
             meets = self._meets(boxes, pair_tile, pair_edge)
             pair_tile, pair_edge = pair_tile[meets], pair_edge[meets]
@@ -403,6 +405,7 @@ class _Descent:
         # Columns count eastwards and rows southwards, both in fractions of the world.
         low = np.stack((bounds[:, 0] / HALF_WORLD + 1, 1 - bounds[:, 3] / HALF_WORLD), axis=1) / 2
         high = np.stack((bounds[:, 2] / HALF_WORLD + 1, 1 - bounds[:, 1] / HALF_WORLD), axis=1) / 2
+        placed = np.zeros(count, dtype=np.bool_)
         reach = self.buffer + 1e-6  # more than the rounding of these fractions; a tile too many is only tested
         for zoom in range(int(self._first[todo].max()), -1, -1):
             here = todo[self._first[todo] >= zoom]
@@ -412,15 +415,16 @@ class _Descent:
             fits = np.maximum(end - begin + 1, 0).prod(axis=1) <= _ENTRY_TILES
             entry[here[fits]] = zoom
             ranges[here[fits], :2], ranges[here[fits], 2:] = begin[fits], end[fits]
-            todo = np.setdiff1d(todo, here[fits], assume_unique=True)
+            placed[here[fits]] = True
+            todo = todo[~placed[todo]]
             if not todo.size:
                 break
         return entry, ranges
 
     def _entering(
-        self, zoom: int, features: Integers, ranges: Integers
+        self, features: Integers, ranges: Integers
     ) -> tuple[Integers, Integers, Integers, Integers, Integers]:
-        """The first tiles of geometries that enter at this zoom, paired with all of their edges."""
+        """The first tiles of geometries that enter at a zoom, paired with all of their edges."""
         columns = np.maximum(ranges[features, 2] - ranges[features, 0] + 1, 0)
         rows = np.maximum(ranges[features, 3] - ranges[features, 1] + 1, 0)
         which, place = _runs(columns * rows)
@@ -434,6 +438,8 @@ class _Descent:
         self, zoom: int, x: Integers, y: Integers, pair_tile: Integers, pair_edge: Integers
     ) -> tuple[Integers, Integers, Integers, Integers]:
         """The four children of each tile in quadkey order, and the pairs whose boxes overlap."""
+        if not x.size:
+            return x, y, pair_tile, pair_edge
         corner = np.arange(4)
         child_x = (2 * x[:, None] + (corner & 1)).ravel()
         child_y = (2 * y[:, None] + (corner >> 1)).ravel()

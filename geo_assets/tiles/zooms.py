@@ -72,11 +72,13 @@ def buffered_boxes(z: npt.ArrayLike, x: npt.ArrayLike, y: npt.ArrayLike, buffer:
     """
     side = np.exp2(np.asarray(z, dtype=np.float64))
     column, row = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
-    west = (2 * (column - buffer) - side) / side
-    east = (2 * (column + 1 + buffer) - side) / side
-    north = (side - 2 * (row - buffer)) / side
-    south = (side - 2 * (row + 1 + buffer)) / side
-    return np.stack(np.broadcast_arrays(west, south, east, north), axis=-1) * HALF_WORLD
+    boxes = np.empty((len(column), 4))
+    boxes[:, 0] = (2 * (column - buffer) - side) / side
+    boxes[:, 1] = (side - 2 * (row + 1 + buffer)) / side
+    boxes[:, 2] = (2 * (column + 1 + buffer) - side) / side
+    boxes[:, 3] = (side - 2 * (row - buffer)) / side
+    boxes *= HALF_WORLD
+    return boxes
 
 
 def zoom_limits(layer: Layer, layers: LayerSet, bbox: Box | None, dimension: int) -> tuple[int, int]:
