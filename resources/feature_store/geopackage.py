@@ -1,0 +1,427 @@
+"""The embedded feature store: the protocol on one GeoPackage, which QGIS and GDAL open while it is in use.
+
+They may read it; an edit there would bypass version guard, digests and outbox, so edits come through `apply` alone.
+Every write is one transaction; reading for many tiles is one join of their boxes with an R-tree.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from resources.feature_store.gpkg_geometry import to_blob, wkb_of
+from resources.feature_store.gpkg_schema import RTREE, TABLE, VERSION, GeoPackageFile, show_layer
+from resources.feature_store.protocol import (
+    Applied,
+    Change,
+    Edit,
+    EditOutcome,
+    Feature,
+    FeatureStoreError,
+    FeatureStoreUnavailable,
+    OutboxRow,
+    Plan,
+    StoreCounts,
+    TileBox,
+    TileDigests,
+    TileFeatureRows,
+)
+from resources.snapshots import LOCK_TIMEOUT_S
+
+SCAN_PIECE = 1_000
+"""Features a scan reads at once: their geometries are a megabyte or so, and no snapshot is held meanwhile."""
+
+_COLUMNS = (
+    "source, feature_id, layer, version, geom, west, south, east, north, properties, content_hash, digest, min_zoom, "
+    "max_zoom, vertex_count, event_time_ms"
+)
+_QUALIFIED = ", ".join(f"f.{column}" for column in _COLUMNS.split(", "))
+_UPSERT = f"""INSERT INTO {TABLE} ({_COLUMNS}) VALUES ({", ".join("?" * 16)})
+    ON CONFLICT (source, feature_id) DO UPDATE SET
+    {", ".join(f"{column} = excluded.{column}" for column in _COLUMNS.split(", ")[2:])}"""
+
+# The R-tree holds 32-bit floats rounded outwards: it finds too much by a hair, and the exact boxes decide in numpy. One
+# text of numbers a box instead of a row a pair: parsing it is several times faster than making the Python objects.
+_PAIRS = """SELECT box.number, group_concat(place.id) FROM box CROSS JOIN ga_place AS place
+    WHERE place.minx <= box.east AND place.maxx >= box.west AND place.miny <= box.north AND place.maxy >= box.south
+      AND place.minzoom <= box.zoom AND place.maxzoom >= box.zoom
+    GROUP BY box.number"""
+
+Ints = npt.NDArray[np.int64]
+Standing = tuple[int, str, Feature | None]
+"""What stands for a feature: version, content hash, and the feature unless it is a tombstone."""
+
+
+class GeoPackageStore:
+    """The feature store in a GeoPackage.
+
+    Args:
+        path: The file; made with its folder when it is not there.
+        lock_timeout_s: How long a transaction waits for another process's.
+
+    Raises:
+        FeatureStoreUnavailable: The file cannot be opened for writing now; the message says why.
+        FeatureStoreError: It is no feature store, or one that a later version of the program wrote.
+    """
+
+    def __init__(self, path: Path | str, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
+        self._file = GeoPackageFile(
+            path,
+            schema="",
+            version=VERSION,
+            synchronous="FULL",
+            unavailable=FeatureStoreUnavailable,
+            failed=FeatureStoreError,
+            lock_timeout_s=lock_timeout_s,
+        )
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+    def apply(self, edits: Sequence[Edit], plan: Plan, *, now_ms: int) -> list[Applied]:
+        """Apply a batch in one durable transaction: all of it or nothing.
+
+        Args:
+            edits: In order; two edits of one feature see each other.
+            plan: Called once, inside the transaction, with the changes in order.
+            now_ms: Milliseconds since the epoch, UTC: when tombstones and event keys were written.
+
+        Returns:
+            How each edit ended, in the same order.
+
+        Raises:
+            FeatureStoreUnavailable: Nothing was applied.
+        """
+        if not edits:
+            return []
+        with self._file.transaction() as db:
+            standing = self._standing(db, edits)
+            applied_keys = self._applied_keys(db, edits)
+            new_keys: dict[str, None] = {}
+            changed: dict[tuple[str, str], Edit] = {}
+            changes: list[Change] = []
+            results: list[Applied] = []
+            for edit in edits:
+                identity = edit.source, edit.feature_id
+                version, content_hash, before = standing.get(identity, (0, "", None))
+                outcome = _outcome(edit, standing.get(identity), edit.event_key in applied_keys)
+                if outcome != "version_conflict":
+                    applied_keys.add(edit.event_key)
+                    new_keys[edit.event_key] = None
+                if outcome == "applied":
+                    version, content_hash = edit.version, edit.content_hash
+                    after = edit.feature if edit.action == "upsert" else None
+                    changes.append(Change(edit, before, after))
+                    changed[identity] = edit
+                    standing[identity] = version, content_hash, after
+                results.append(Applied(edit, outcome, version))
+            self._write(db, changed, now_ms)
+            if changes:
+                newest = max(change.edit.event_time_ms for change in changes)
+                db.execute("UPDATE ga_meta SET value = max(value, ?) WHERE name = 'watermark'", (newest,))
+            db.executemany(
+                "INSERT OR IGNORE INTO ga_applied VALUES (?, ?)", ((key, now_ms) for key in sorted(new_keys))
+            )
+            self._write_outbox(db, plan(changes))
+        return results
+
+    def _applied_keys(self, db: sqlite3.Connection, edits: Sequence[Edit]) -> set[str]:
+        keys = json.dumps([edit.event_key for edit in edits])
+        rows = db.execute(
+            "SELECT event_key FROM ga_applied WHERE event_key IN (SELECT value FROM json_each(?))", (keys,)
+        )
+        return {row[0] for row in rows}
+
+    def _standing(self, db: sqlite3.Connection, edits: Sequence[Edit]) -> dict[tuple[str, str], Standing]:
+        self._ask(db, {(edit.source, edit.feature_id) for edit in edits})
+        standing: dict[tuple[str, str], Standing] = {
+            (row[0], row[1]): (row[2], row[3], None)
+            for row in db.execute(
+                """SELECT t.source, t.feature_id, t.version, t.content_hash FROM asked AS a
+                   CROSS JOIN ga_tombstone AS t ON t.source = a.source AND t.feature_id = a.feature_id"""
+            )
+        }
+        for row in db.execute(
+            f"""SELECT {_QUALIFIED} FROM asked AS a
+                CROSS JOIN {TABLE} AS f ON f.source = a.source AND f.feature_id = a.feature_id"""
+        ):
+            feature = _feature(row)
+            standing[feature.source, feature.feature_id] = feature.version, feature.content_hash, feature
+        return standing
+
+    def _ask(self, db: sqlite3.Connection, identities: Iterable[tuple[str, str]]) -> None:
+        db.execute("DELETE FROM asked")
+        db.executemany("INSERT INTO asked (source, feature_id) VALUES (?, ?)", sorted(identities))
+
+    def _write(self, db: sqlite3.Connection, changed: Mapping[tuple[str, str], Edit], now_ms: int) -> None:
+        """Leave each changed feature as its last edit says: a row, or a tombstone."""
+        upserts = [edit.feature for edit in changed.values() if edit.action == "upsert" and edit.feature is not None]
+        deletes = [edit for edit in changed.values() if edit.action == "delete"]
+        if upserts:
+            known = {row[0] for row in db.execute("SELECT layer FROM ga_layer")}
+            for layer in sorted({feature.layer for feature in upserts} - known):
+                show_layer(db, layer)
+            db.executemany(_UPSERT, map(_row, upserts))
+            self._ask(db, ((feature.source, feature.feature_id) for feature in upserts))
+            db.execute(
+                """DELETE FROM ga_tombstone WHERE (source, feature_id) IN (SELECT source, feature_id FROM asked)"""
+            )
+            self._replace_places(db)
+        if deletes:
+            self._ask(db, ((edit.source, edit.feature_id) for edit in deletes))
+            gone = f"""SELECT f.fid FROM asked AS a CROSS JOIN {TABLE} AS f
+                       ON f.source = a.source AND f.feature_id = a.feature_id"""
+            db.execute(f"DELETE FROM ga_place WHERE id IN ({gone})")
+            db.execute(f"DELETE FROM {TABLE} WHERE fid IN ({gone})")
+            db.executemany(
+                "INSERT OR REPLACE INTO ga_tombstone VALUES (?, ?, ?, ?, ?)",
+                [(edit.source, edit.feature_id, edit.version, edit.content_hash, now_ms) for edit in deletes],
+            )
+
+    def _replace_places(self, db: sqlite3.Connection) -> None:
+        """Bring the places of the features in `asked` up to their rows."""
+        found = f"asked AS a CROSS JOIN {TABLE} AS f ON f.source = a.source AND f.feature_id = a.feature_id"
+        shows = "f.west IS NOT NULL AND f.min_zoom <= f.max_zoom"
+        db.execute(f"DELETE FROM ga_place WHERE id IN (SELECT f.fid FROM {found} WHERE NOT ({shows}))")
+        db.execute(
+            f"""INSERT OR REPLACE INTO ga_place
+                SELECT f.fid, f.west, f.east, f.south, f.north, f.min_zoom, f.max_zoom FROM {found} WHERE {shows}"""
+        )
+
+    def _write_outbox(self, db: sqlite3.Connection, rows: Sequence[OutboxRow]) -> None:
+        db.executemany(
+            'INSERT INTO ga_outbox (kind, key, value, headers, "group") VALUES (?, ?, ?, ?, ?)',
+            [(row.kind, row.key, row.value, json.dumps(dict(row.headers)), row.group) for row in rows],
+        )
+
+    def forget_keys(self, event_keys: Sequence[str]) -> None:
+        """Release event keys (a dead letter frees its own, so that its replay is no duplicate)."""
+        with self._file.transaction() as db:
+            db.execute(
+                "DELETE FROM ga_applied WHERE event_key IN (SELECT value FROM json_each(?))",
+                (json.dumps(list(event_keys)),),
+            )
+
+    def set_zooms(self, limits: Mapping[tuple[str, str], tuple[int, int]]) -> None:
+        """Rewrite (source, feature id) -> (min_zoom, max_zoom) in one transaction, for a changed layer."""
+        with self._file.transaction() as db:
+            db.executemany(
+                f"UPDATE {TABLE} SET min_zoom = ?, max_zoom = ? WHERE source = ? AND feature_id = ?",
+                [(*zooms, *identity) for identity, zooms in limits.items()],
+            )
+            self._ask(db, limits)
+            self._replace_places(db)
+
+    def expire(self, *, tombstones_before_ms: int, keys_before_ms: int) -> tuple[int, int]:
+        """Delete tombstones and applied keys written before these times; how many of each went."""
+        with self._file.transaction() as db:
+            tombstones = db.execute("DELETE FROM ga_tombstone WHERE written_ms < ?", (tombstones_before_ms,)).rowcount
+            keys = db.execute("DELETE FROM ga_applied WHERE written_ms < ?", (keys_before_ms,)).rowcount
+        return tombstones, keys
+
+    # -- outbox ------------------------------------------------------------------------------------------------------
+    def owed(self, limit: int = 10_000, *, kind: str | None = None, group: str | None = None) -> list[OutboxRow]:
+        """Outbox rows, oldest first."""
+        conditions = [f"{name} = ?" for name, value in (("kind", kind), ('"group"', group)) if value is not None]
+        where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+        values = [value for value in (kind, group) if value is not None]
+        with self._file.reading() as db:
+            rows = db.execute(
+                f'SELECT kind, key, value, headers, "group", id FROM ga_outbox {where} ORDER BY id LIMIT ?',
+                (*values, limit),
+            ).fetchall()
+        return [OutboxRow(row[0], row[1], row[2], json.loads(row[3]), row[4], row[5]) for row in rows]
+
+    def pay(self, ids: Sequence[int]) -> None:
+        """Delete outbox rows that the log (or the ledger) acknowledged."""
+        with self._file.transaction() as db:
+            db.execute(
+                "DELETE FROM ga_outbox WHERE id IN (SELECT value FROM json_each(?))", (json.dumps(sorted(set(ids))),)
+            )
+
+    # -- reading for tiles -------------------------------------------------------------------------------------------
+    def digests(self, boxes: Sequence[TileBox]) -> TileDigests:
+        """Digests of the features that show in each box: one snapshot, one query for thousands of boxes."""
+        with self._file.reading() as db:
+            pair_tile, pair_row, rows = self._pairs(db, boxes, "digest, vertex_count, event_time_ms")
+        digest, vertices, times = _digests(rows, 5), _ints(rows, 6), _ints(rows, 7)
+        newest = np.zeros(len(boxes), np.int64)
+        if len(pair_tile):
+            starts = np.flatnonzero(np.diff(pair_tile, prepend=-1))
+            newest[pair_tile[starts]] = np.maximum.reduceat(times[pair_row], starts)
+        return TileDigests(pair_tile, digest[pair_row], vertices[pair_row], newest)
+
+    def features(self, boxes: Sequence[TileBox]) -> TileFeatureRows:
+        """The features that show in each box: one snapshot, one query for thousands of boxes."""
+        with self._file.reading() as db:
+            pair_tile, pair_row, rows = self._pairs(
+                db, boxes, "digest, vertex_count, event_time_ms, source, feature_id, layer, geom, properties"
+            )
+        # What the R-tree found and the exact boxes refused is in no pair and leaves no row.
+        used, pair_row = np.unique(pair_row, return_inverse=True)
+        if len(used) != len(rows):
+            rows = [rows[i] for i in used.tolist()]
+        columns = list(zip(*rows, strict=True)) if rows else [()] * 13
+        return TileFeatureRows(
+            source=columns[8],
+            feature_id=columns[9],
+            layer=columns[10],
+            geometry=[wkb_of(blob) for blob in columns[11]],
+            properties=columns[12],
+            digest=_digests(rows, 5),
+            vertex_count=_ints(rows, 6),
+            event_time_ms=_ints(rows, 7),
+            pair_tile=pair_tile,
+            pair_row=pair_row.astype(np.int64, copy=False),
+        )
+
+    def _pairs(
+        self, db: sqlite3.Connection, boxes: Sequence[TileBox], columns: str
+    ) -> tuple[Ints, Ints, list[tuple[Any, ...]]]:
+        """Which box meets which feature, and the distinct features.
+
+        Returns:
+            Pairs as index of the box (ascending) and index of the row, and the rows: fid, west, south, east, north,
+            then `columns`.
+        """
+        corners = [(b.zoom, b.west, b.south, b.east, b.north) for b in boxes]
+        db.execute("DELETE FROM box")
+        db.executemany("INSERT INTO box VALUES (?, ?, ?, ?, ?, ?)", ((i, *c) for i, c in enumerate(corners)))
+        found = db.execute(_PAIRS).fetchall()
+        if not found:
+            return np.zeros(0, np.int64), np.zeros(0, np.int64), []
+        lists = [np.fromstring(text, np.int64, sep=",") for _, text in found]
+        pair_tile = np.repeat([number for number, _ in found], [len(ids) for ids in lists]).astype(np.int64)
+        fids, pair_row = np.unique(np.concatenate(lists), return_inverse=True)
+        rows = db.execute(
+            f"""SELECT fid, west, south, east, north, {columns} FROM json_each(?) CROSS JOIN {TABLE} ON fid = value""",
+            (json.dumps(fids.tolist()),),
+        ).fetchall()
+        exact = np.array([row[1:5] for row in rows], np.float64)[pair_row]
+        asked = np.array([corner[1:] for corner in corners], np.float64)[pair_tile]
+        # West and south of one against east and north of the other, both ways; closed boxes.
+        meets = (exact[:, :2] <= asked[:, 2:]).all(axis=1) & (asked[:, :2] <= exact[:, 2:]).all(axis=1)
+        return pair_tile[meets], pair_row[meets].astype(np.int64, copy=False), rows
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+    def get(self, source: str, feature_id: str) -> Feature | None:
+        """One feature."""
+        with self._file.reading() as db:
+            row = db.execute(
+                f"SELECT {_COLUMNS} FROM {TABLE} WHERE source = ? AND feature_id = ?", (source, feature_id)
+            ).fetchone()
+        return _feature(row) if row else None
+
+    def scan(
+        self,
+        *,
+        source: str | None = None,
+        layer: str | None = None,
+        bbox: tuple[float, float, float, float] | None = None,
+    ) -> Iterator[Feature]:
+        """Features in no order, read in pieces: with a box, eight bytes a feature in it are held, else nothing.
+
+        Args:
+            source: Only this source's.
+            layer: Only this layer's.
+            bbox: Only those whose box meets this one: west, south, east, north in degrees, closed.
+        """
+        where, values = [], []
+        for name, value in (("source", source), ("layer", layer)):
+            if value is not None:
+                where.append(f"AND {name} = ?")
+                values.append(value)
+        if bbox is not None:
+            yield from self._scan_box(" ".join(where), values, bbox)
+            return
+        last = 0
+        while True:
+            with self._file.reading() as db:
+                piece = db.execute(
+                    f"""SELECT {_COLUMNS}, fid FROM {TABLE} WHERE fid > ? {" ".join(where)}
+                        ORDER BY fid LIMIT {SCAN_PIECE}""",
+                    (last, *values),
+                ).fetchall()
+            yield from map(_feature, piece)
+            if len(piece) < SCAN_PIECE:
+                return
+            last = piece[-1][-1]
+
+    def _scan_box(self, where: str, values: list[str], bbox: tuple[float, float, float, float]) -> Iterator[Feature]:
+        west, south, east, north = bbox
+        with self._file.reading() as db:
+            found = db.execute(
+                f"SELECT id FROM {RTREE} WHERE minx <= ? AND maxx >= ? AND miny <= ? AND maxy >= ?",
+                (east, west, north, south),
+            )
+            fids = array("q", (row[0] for row in found))
+        for start in range(0, len(fids), SCAN_PIECE):
+            with self._file.reading() as db:
+                piece = db.execute(
+                    f"""SELECT {_COLUMNS} FROM json_each(?) CROSS JOIN {TABLE} ON fid = value
+                        WHERE west <= ? AND east >= ? AND south <= ? AND north >= ? {where}""",
+                    (json.dumps(fids[start : start + SCAN_PIECE].tolist()), east, west, north, south, *values),
+                ).fetchall()
+            yield from map(_feature, piece)
+
+    def counts(self) -> StoreCounts:
+        """What is in the store."""
+        with self._file.reading() as db:
+            by_layer = dict(db.execute(f"SELECT layer, count(*) FROM {TABLE} GROUP BY layer").fetchall())
+            tombstones, keys, outbox, watermark = db.execute(
+                """SELECT (SELECT count(*) FROM ga_tombstone), (SELECT count(*) FROM ga_applied),
+                          (SELECT count(*) FROM ga_outbox), (SELECT value FROM ga_meta WHERE name = 'watermark')"""
+            ).fetchone()
+        return StoreCounts(by_layer, tombstones, keys, outbox, watermark)
+
+    def close(self) -> None:
+        """Release files and connections."""
+        self._file.close()
+
+
+def _outcome(edit: Edit, standing: Standing | None, key_applied: bool) -> EditOutcome:
+    if key_applied:
+        return "duplicate"
+    if standing is None or edit.version > standing[0]:
+        return "applied"
+    if edit.version < standing[0]:
+        return "stale"
+    return "duplicate" if edit.content_hash == standing[1] else "version_conflict"
+
+
+def _row(feature: Feature) -> tuple[Any, ...]:
+    box = feature.bbox or (None, None, None, None)
+    return (
+        feature.source,
+        feature.feature_id,
+        feature.layer,
+        feature.version,
+        None if feature.geometry is None else to_blob(feature.geometry, feature.bbox),
+        *box,
+        feature.properties,
+        feature.content_hash,
+        feature.digest,
+        feature.min_zoom,
+        feature.max_zoom,
+        feature.vertex_count,
+        feature.event_time_ms,
+    )
+
+
+def _feature(row: tuple[Any, ...]) -> Feature:
+    geometry = None if row[4] is None else wkb_of(row[4])
+    bbox = None if row[5] is None else (row[5], row[6], row[7], row[8])
+    return Feature(*row[:4], geometry, bbox, *row[9:16])
+
+
+def _digests(rows: Sequence[tuple[Any, ...]], column: int) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(b"".join([row[column] for row in rows]), np.uint8).reshape(-1, 16)
+
+
+def _ints(rows: Sequence[tuple[Any, ...]], column: int) -> Ints:
+    return np.fromiter((row[column] for row in rows), np.int64, len(rows))
