@@ -207,6 +207,11 @@ def resolve_crs(declared: Iterable[tuple[str, object]], default: str | None) -> 
     return name
 
 
+def is_geographic(crs: str) -> bool:
+    """Whether the coordinates of a CRS that `resolve_crs` gave are degrees on the globe, not metres on a map."""
+    return crs in _LON_LAT or bool(_crs(crs).is_geographic)
+
+
 def _same(one: str, other: str, field: str) -> bool:
     if one in _LON_LAT and other in _LON_LAT:
         return True
@@ -272,6 +277,8 @@ def to_wgs84(
     if made is None or transformer is None:
         rough, _, rough_transformer = _transform(crs, coordinates, True)
         if rough is None or rough_transformer is None:
+            if transformer is None and rough_transformer is None:
+                raise Refused("unknown_crs", "crs", crs, None, f"PROJ cannot transform {crs}: {shorten(fault, 200)}")
             raise Refused("out_of_range", "geometry", None, crs, f"no place in {crs}: {fault}")
         if not allow_ballpark:
             raise Refused("unknown_crs", "crs", crs, None, f"PROJ can transform {crs} only roughly (ballpark): {fault}")
@@ -288,14 +295,15 @@ def to_wgs84(
 def _transform(
     crs: str, coordinates: npt.NDArray[np.float64], ballpark: bool
 ) -> tuple[npt.NDArray[np.float64] | None, str, pyproj.Transformer | None]:
+    transformer = None
     try:
         transformer = _transformer(crs, ballpark)
         x, y = transformer.transform(coordinates[:, 0], coordinates[:, 1], errcheck=True)
     except ProjError as fault:
-        return None, str(fault), None
+        return None, str(fault), transformer
     made = np.column_stack((x, y))
     if not np.isfinite(made).all():
-        return None, "a coordinate has no image", None
+        return None, "a coordinate has no image", transformer
     return made, "", transformer
 
 
