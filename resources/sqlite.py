@@ -108,7 +108,7 @@ class SqliteFile:
                     raise self._translated(error, code) from error
             # SQLite's own busy handler sleeps up to 100 ms a time; a commit holds the lock for about one.
             time.sleep(random.uniform(pause / 2, pause))
-            pause = min(pause * 1.5, 0.01)
+            pause = min(pause * 1.5, 0.002)
 
     @contextlib.contextmanager
     def transaction(self, synchronous: Synchronous | None = None) -> Iterator[sqlite3.Connection]:
