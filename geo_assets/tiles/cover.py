@@ -29,8 +29,8 @@ Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Booleans = npt.NDArray[np.bool_]
 
-MAX_BUFFER = 0.5
-"""Largest buffer as a fraction of a side, the limit of `LayerSet.buffer`: a point then meets at most 3 x 3 boxes."""
+MAX_BUFFER = 1.5
+"""Largest buffer as a fraction of a side: what `LayerSet` allows for buffer (0.5) and simplification (1) together."""
 
 _ENTRY_TILES = 4
 """A geometry enters the descent at its deepest wanted zoom where its bounding box meets no more tiles than these."""
@@ -124,7 +124,7 @@ def cover(geometry: shapely.Geometry | None, zooms: Iterable[int], *, buffer: fl
             ±180. Latitudes beyond ±85.0511 count as the edge of the map. Empty or None touches nothing. An invalid
             polygon is what its edges and the even-odd rule make of it.
         zooms: The zooms to cover, 0 to 22.
-        buffer: How far a tile reaches over its edge, as a fraction of its side, 0 to 0.5.
+        buffer: How far a tile reaches over its edge, as a fraction of its side, 0 to 1.5.
         cap: Most tiles of the answer. The zooms that fit, from the lowest on, are complete; the others are left before
             they are spread out. None sets no limit.
 
@@ -331,12 +331,13 @@ class _Descent:
                 over = asked & (total + width > cap)
                 self.stop(over, level.zoom)
                 asked &= ~over
-                # Between wanted zooms: a point of the geometry meets at most nine boxes and has a tile of its own at
-                # every deeper zoom, so a ninth of what is touched here is touched there at least.
+                # Between wanted zooms: a point of the geometry meets so many boxes at most (four without a buffer) and
+                # has a tile of its own at every deeper zoom, so that share of what is touched here is touched there.
                 ahead = self._alive & ~self.wanted[:, level.zoom]
                 if ahead.any():
                     following = level.zoom + 1 + self.wanted[:, level.zoom + 1 :].argmax(axis=1)
-                    least = np.maximum(touched // 9, level.inside << 2 * np.where(ahead, following - level.zoom, 0))
+                    boxes = (int(2 * self.buffer) + 2) ** 2
+                    least = np.maximum(touched // boxes, level.inside << 2 * np.where(ahead, following - level.zoom, 0))
                     over = ahead & (total + least > cap)
                     self.stop(over, following[over])
             total[asked] += width[asked]

@@ -112,6 +112,14 @@ class LayerSet:
         """The buffer as a fraction of a tile's side."""
         return self.buffer / self.extent
 
+    @property
+    def reach_fraction(self) -> float:
+        """How far from a tile's edge a feature can lie and still change it, as a fraction of the side.
+
+        The buffer, and the tolerance by which simplification may move a line: what an edit dirties.
+        """
+        return self.buffer_fraction + max(layer.simplify for layer in self.layers) / 256
+
     def recipe_parameters(self) -> dict[str, Any]:
         """All of the definition that can change a tile's bytes, as plain JSON values: part of the recipe."""
         layers = [{k: v for k, v in asdict(layer).items() if k != "description"} for layer in self.layers]

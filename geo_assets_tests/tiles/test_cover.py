@@ -26,6 +26,8 @@ from shapely import (
 from shapely import box as square
 
 from geo_assets.tiles.cover import CoverError, cover, cover_count, covers
+from geo_assets.tiles.encode import TileFeatures, encode_tiles
+from geo_assets.tiles.layers import Layer, LayerSet
 from geo_assets.tiles.tile import Tile
 from geo_assets.tiles.zooms import buffered_boxes, tile_box, to_degrees, to_mercator
 
@@ -97,7 +99,7 @@ def test_the_cover_of_random_geometry_is_that_of_brute_force(seed: int) -> None:
     rng = np.random.default_rng(seed)
     for _ in range(75):
         geometry = random_geometry(rng)
-        buffer = float(rng.choice([0, BUFFER, 0.1, 0.5]))
+        buffer = float(rng.choice([0, BUFFER, 0.1, 0.5, 1.5]))
         found = cover(geometry, range(7), buffer=buffer)
         for zoom in range(7):
             tiles = set(map(tuple, found.by_zoom[zoom].tolist()))
@@ -302,8 +304,8 @@ def test_a_coordinate_that_is_not_finite_is_refused(coordinate: tuple[float, flo
 def test_zooms_and_buffers_outside_their_range_are_refused() -> None:
     with pytest.raises(CoverError, match=r"zooms 3\.\.23"):
         cover(Point(0, 0), [3, 23], buffer=0)
-    with pytest.raises(CoverError, match=r"buffer 0\.6 is outside 0\.\.0\.5"):
-        cover(Point(0, 0), [3], buffer=0.6)
+    with pytest.raises(CoverError, match=r"buffer 1\.6 is outside 0\.\.1\.5"):
+        cover(Point(0, 0), [3], buffer=1.6)
     with pytest.raises(CoverError, match=r"zooms -1\.\.-1"):
         covers([Point(0, 0)], -1, 2, buffer=0)
     assert len(cover(Point(0, 0), [], buffer=0)) == 0
@@ -325,6 +327,26 @@ def test_rule_3_whoever_touches_a_tile_meets_its_box_in_degrees(vertices: list[t
         assert north >= box.south
 
 
+@pytest.mark.parametrize("pixels", [0, 0.5, 4, 16])
+def test_rule_3_nothing_is_drawn_in_a_tile_beyond_the_reach_of_a_feature(pixels: float) -> None:
+    layers = LayerSet((Layer("lines", simplify=pixels),), max_zoom=18)
+    rng = np.random.default_rng(11)
+    side = 360 / (1 << 12)
+    for number in range(40):
+        along = np.linspace(0, 1, 60)[:, None] * rng.uniform(-3, 3, 2) * side
+        wave = LineString((24.9, 60.15) + along + rng.normal(size=(60, 2)) * side / 256 * pixels)
+        shape = wave if number % 2 else wave.buffer(side / 50)
+        reached = set(cover(shape, [12], buffer=layers.reach_fraction).keys())
+        around = cover(shape.envelope, [12], buffer=0.5).by_zoom[12].tolist()
+        tiles = [Tile(12, x, y) for x, y in around]
+        rows = TileFeatures(
+            ["test"], ["1"], ["lines"], [shapely.to_wkb(shape)], ["{}"], tiles,
+            np.arange(len(tiles)), np.zeros(len(tiles), dtype=np.int64),
+        )  # fmt: skip
+        drawn = {encoded.tile.key for encoded in encode_tiles(rows, layers) if encoded.data}
+        assert drawn <= reached
+
+
 # -- caps ------------------------------------------------------------------------------------------------------------
 
 
@@ -338,11 +360,16 @@ def test_rule_7_the_zooms_that_fit_are_complete_and_the_deepest_are_left() -> No
     assert all((capped.by_zoom[zoom] == free.by_zoom[zoom]).all() for zoom in capped.by_zoom)
 
 
-@given(st.integers(0, 3_000), st.integers(0, 2**32 - 1), st.sets(st.integers(0, 6), min_size=1))
-@settings(max_examples=100, deadline=None)
-def test_rule_7_a_cap_leaves_exactly_what_does_not_fit(cap: int, seed: int, zooms: set[int]) -> None:
+@given(
+    st.integers(0, 3_000),
+    st.integers(0, 2**32 - 1),
+    st.sets(st.integers(0, 6), min_size=1),
+    st.sampled_from([0, BUFFER, 0.5, 1.5]),
+)
+@settings(max_examples=150, deadline=None)
+def test_rule_7_a_cap_leaves_exactly_what_does_not_fit(cap: int, seed: int, zooms: set[int], buffer: float) -> None:
     geometry = random_geometry(np.random.default_rng(seed))
-    free, capped = cover(geometry, zooms, buffer=BUFFER), cover(geometry, zooms, buffer=BUFFER, cap=cap)
+    free, capped = cover(geometry, zooms, buffer=buffer), cover(geometry, zooms, buffer=buffer, cap=cap)
     total = 0
     fitting: list[int] = []
     for zoom in sorted(zooms):

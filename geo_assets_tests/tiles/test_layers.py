@@ -56,6 +56,7 @@ def test_layers_are_found_by_name_and_keep_their_order() -> None:
     with pytest.raises(KeyError):
         layers["rail"]
     assert layers.buffer_fraction == 1 / 64
+    assert layers.reach_fraction == 1 / 64 + 0.5 / 256
 
 
 def test_a_map_crosses_processes() -> None:
