@@ -125,7 +125,9 @@ def test_tilejson_names_a_point_from_which_a_map_misses_nothing(world: TileWorld
     assert Stream(client, resume=resume).changes(1)[0].tile == HERE.path
 
 
-@pytest.mark.parametrize("resume", ["nonsense", "0123456789ab:", "0123456789ab:1.2.3.4", "zz:1", "0123456789ab:" + "9" * 19])
+@pytest.mark.parametrize(
+    "resume", ["nonsense", "0123456789ab:", "0123456789ab:1.2.3.4", "zz:1", "0123456789ab:" + "9" * 19]
+)
 def test_a_resume_point_of_another_epoch_or_none_at_all_gets_a_reset(
     world: TileWorld, client: httpx.Client, resume: str
 ) -> None:
@@ -224,7 +226,14 @@ def test_a_revision_not_above_the_one_told_is_told_to_nobody(world: TileWorld, c
 
 def test_what_is_no_announcement_is_counted_and_harms_nobody(world: TileWorld, client: httpx.Client) -> None:
     stream = Stream(client).started()
-    for value in (None, b"", b"[]", b"{}", b'{"z":14,"x":99999,"y":1,"hash":null,"revision":1}', b'{"z":1,"x":0,"y":0,"hash":null,"revision":0}'):
+    for value in (
+        None,
+        b"",
+        b"[]",
+        b"{}",
+        b'{"z":14,"x":99999,"y":1,"hash":null,"revision":1}',
+        b'{"z":1,"x":0,"y":0,"hash":null,"revision":0}',
+    ):
         world.log.append([NewRecord(topics.TILE_UPDATED, "k", value)])
     world.publish(HERE, b"one")
     assert stream.changes(1)[0].tile == HERE.path
@@ -400,8 +409,16 @@ def test_a_filter_wants_every_tile_that_its_box_overlaps(
     spans = [(a, b)] if a <= b else [(a, 180.0), (-180.0, b)]
     low, high = (max(-MAX_LATITUDE, min(MAX_LATITUDE, value)) for value in (south, north))
     hair = 1e-9
-    overlaps = any(w < box.east - hair and e > box.west + hair for w, e in spans) and low < box.north - hair and high > box.south + hair
-    apart = all(w > box.east + hair or e < box.west - hair for w, e in spans) or low > box.north + hair or high < box.south - hair
+    overlaps = (
+        any(w < box.east - hair and e > box.west + hair for w, e in spans)
+        and low < box.north - hair
+        and high > box.south + hair
+    )
+    apart = (
+        all(w > box.east + hair or e < box.west - hair for w, e in spans)
+        or low > box.north + hair
+        or high < box.south - hair
+    )
     if overlaps:
         assert wanted(tile.z, tile.x, tile.y)
     if apart:

@@ -56,7 +56,8 @@ def tiles_of(box: Box, zoom: int) -> list[Tile]:
 
 def state_name(state: TileState) -> TileStateName:
     """The first that holds of: `failed` (given up, or not published when last tried), `dirty`, `never` (nobody built
-    it), `empty`, `present`."""
+    it), `empty`, `present`.
+    """
     if state.dirty and (state.given_up >= state.wanted or state.error is not None):
         return "failed"
     if state.dirty:
@@ -106,7 +107,20 @@ def bounds(ledger: Ledger, counts: LedgerCounts) -> Box | None:
 
 
 def center(box: Box, max_zoom: int) -> tuple[float, float, float]:
-    """Longitude and latitude in degrees of a box's middle, and a zoom at which it about fills a window of 1,024 pixels."""
-    span = max(box.east - box.west, 1e-9)
-    zoom = min(float(max_zoom), max(0.0, math.log2(360 * 2 / span)))
-    return round((box.west + box.east) / 2, 6), round((box.south + box.north) / 2, 6), round(zoom, 2)
+    """Longitude and latitude in degrees of a box's middle, and a zoom at which it about fills a window of 1,024 by 768
+    pixels (at zoom 0 the world is 512 pixels wide, as map libraries count).
+    """
+    left, top = _fractions(box.west, box.north)
+    right, bottom = _fractions(box.east, box.south)
+    zoom = min(math.log2(1024 / 512 / max(right - left, 1e-9)), math.log2(768 / 512 / max(bottom - top, 1e-9)))
+    return (
+        round((box.west + box.east) / 2, 6),
+        round((box.south + box.north) / 2, 6),
+        round(min(float(max_zoom), max(0.0, zoom)), 2),
+    )
+
+
+def _fractions(lon: float, lat: float) -> tuple[float, float]:
+    """A place in degrees as fractions of the Web Mercator square, from the west and from the north."""
+    radians = math.radians(max(-MAX_LATITUDE, min(MAX_LATITUDE, lat)))
+    return (lon + 180) / 360, (1 - math.asinh(math.tan(radians)) / math.pi) / 2

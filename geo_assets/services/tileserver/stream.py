@@ -141,7 +141,8 @@ class Client:
 
     def offer(self, delivery: Delivery) -> bool:
         """Queue a delivery; False when the client is too slow for it and is dropped. What was queued goes then: the
-        resume point brings it again."""
+        resume point brings it again.
+        """
         if self.dropped or self.ended:
             return True
         self._waiting += len(delivery.changes)
@@ -344,7 +345,8 @@ class ChangeHub:
 
     def _replay(self, ranges: Mapping[int, tuple[int, int]], wanted: Filter) -> list[bytes]:
         """The newest change of every wanted tile in these offsets. They carry no id of their own: until all of them
-        are sent, the point to resume from is the one the client has."""
+        are sent, the point to resume from is the one the client has.
+        """
         newest: dict[tuple[int, int, int], _Announced] = {}
         for partition, (offset, end) in ranges.items():
             while offset < end:
@@ -420,7 +422,8 @@ class ChangeHub:
 
     def _next_records(self, positions: dict[int, int]) -> tuple[list[Record], bool]:
         """Records from the positions on, which move past them; True when a position is no longer in the log (they are
-        set to its ends then)."""
+        set to its ends then).
+        """
         extents = self._log.extents(TILE_UPDATED)
         records: list[Record] = []
         for partition, extent in extents.items():

@@ -206,7 +206,7 @@ def _buildings(name: str) -> list[dict[str, Any]]:
             "filter": _AREA,
             "paint": {
                 "fill-color": ["case", ["boolean", ["feature-state", "hover"], False], "#d4bfa0",
-                               ["match", _CLASS, ["church", "cathedral", "chapel", "public", "government", "civic", "museum", "train_station"], "#e2cdb2", "#e6ddd1"]],
+                               ["match", _CLASS, ["church", "cathedral", "chapel", "public", "government", "civic", "museum", "train_station"], "#e6d3ba", "#e6ddd1"]],
                 "fill-opacity": ["interpolate", ["linear"], ["zoom"], 13, 0.6, 15, 1],
             },
         },
@@ -347,14 +347,14 @@ _SHAPES: Final[tuple[tuple[str, Callable[[str], list[dict[str, Any]]]], ...]] = 
 """From the ground up."""
 
 
-def _text(colour: str, size: Any, **layout: Any) -> dict[str, Any]:
+def _text(colour: Any, size: Any, **layout: Any) -> dict[str, Any]:
     return {
         "layout": {"text-field": _NAME, "text-font": FONT, "text-size": size, "text-max-width": 8, **layout},
         "paint": {"text-color": colour, "text-halo-color": HALO, "text-halo-width": 1.4},
     }
 
 
-def _area_label(colour: str, minzoom: float) -> Callable[[str], list[dict[str, Any]]]:
+def _area_label(colour: Any, minzoom: float) -> Callable[[str], list[dict[str, Any]]]:
     def label(name: str) -> list[dict[str, Any]]:
         size = ["interpolate", ["linear"], ["zoom"], 12, 10, 18, 14]
         return [
@@ -431,7 +431,7 @@ def _house_numbers(name: str) -> list[dict[str, Any]]:
 
 _LABELS: Final[tuple[tuple[str, Callable[[str], list[dict[str, Any]]]], ...]] = (
     ("buildings", _house_numbers),
-    ("landuse", _area_label("#5f7f4f", 15)),
+    ("landuse", _area_label(["match", _CLASS, [*_GREEN, *_SPORT], "#5f7f4f", "#857c70"], 15)),
     ("trees", lambda _: []),
     ("pois", _dot_label("#5c5750", 17)),
     ("stops", _dot_label("#35658f", 16)),

@@ -3,7 +3,8 @@
 //   import { liveTiles } from 'https://tiles.example/live-tiles.js';
 //   const live = liveTiles(map, { source: 'tiles', url: 'https://tiles.example/events' });
 //
-// No dependencies; works with maplibre-gl 6 (it needs map.refreshTiles). All tabs of a browser share one stream.
+// No dependencies; works with maplibre-gl 6 (it needs map.refreshTiles). All tabs of a browser share one stream. Make the
+// map with { zoomLevelsToOverscale: undefined }: else maplibre keeps what it cut out of tiles of the last zoom for ever.
 
 const REMEMBERED = 20_000; // tiles whose revision is kept, and changes that wait to come into view
 const ASKS = 5; // a change that a map does not take after so many is no longer waited for
@@ -72,7 +73,7 @@ export function liveTiles(map, { source, url, resume, onChange, onRefresh, onRes
   const known = new Map(); // key -> the newest change heard
   const pending = new Map(); // key -> a change that the map does not show yet
   const loading = new Set(); // keys whose first load is under way: those bytes may be the old ones
-  let timer = 0;
+  let timer = 0, warned = false;
 
   const remember = (store, key, value) => {
     store.delete(key);
@@ -97,13 +98,6 @@ export function liveTiles(map, { source, url, resume, onChange, onRefresh, onRes
     for (const [key, tile] of pending) {
       if (!seen(tile, view(tile.z))) continue;
       wanted.push(tile);
-      if (tile.z === last) { // above it, maplibre cuts tiles of deeper zooms out of this one: they changed with it
-        for (let z = last + 1; z <= Math.min(zoom + 1, last + 8); z++) {
-          const { west, east, north, south } = view(z), shift = 2 ** (z - last);
-          for (let x = Math.max(west, tile.x * shift); x <= Math.min(east, (tile.x + 1) * shift - 1); x++)
-            for (let y = Math.max(north, tile.y * shift); y <= Math.min(south, (tile.y + 1) * shift - 1); y++) wanted.push({ z, x, y });
-        }
-      }
       if (tile.z === Math.min(zoom, last)) {
         tile.late = loading.has(key);
         if (++tile.asked >= ASKS) pending.delete(key);
@@ -115,9 +109,11 @@ export function liveTiles(map, { source, url, resume, onChange, onRefresh, onRes
 
   const keyOfEvent = (event) => {
     const id = event.sourceId === source && event.tile?.tileID?.canonical;
-    if (!id) return null;
-    const shift = 2 ** Math.max(0, id.z - lastZoom());
-    return keyOf({ z: Math.min(id.z, lastZoom()), x: Math.floor(id.x / shift), y: Math.floor(id.y / shift) });
+    if (id && id.z > lastZoom() && !warned) {
+      warned = true;
+      console.warn(`live-tiles: beyond zoom ${lastZoom()} this map cuts tiles up and keeps the pieces; make it with { zoomLevelsToOverscale: undefined }`);
+    }
+    return id ? keyOf(id) : null;
   };
   const onLoading = (event) => { // a request that starts now brings at least what was announced before
     const key = keyOfEvent(event);

@@ -80,6 +80,7 @@ async function start() {
     center: tilejson.center.slice(0, 2),
     zoom: Math.max(1, tilejson.center[2]),
     maxZoom: 22,
+    zoomLevelsToOverscale: undefined, // what maplibre cuts out of a tile of the last zoom it would never load again
     attributionControl: false,
     localIdeographFontFamily: 'sans-serif',
   });
@@ -98,7 +99,7 @@ async function start() {
     map.addSource('flash', { type: 'geojson', data: NOTHING });
     const colour = ['match', ['get', 'state'], ...Object.entries(STATES).flatMap(([state, [, value]]) => [state, value]), '#ffffff'];
     map.addLayer({ id: 'coverage-fill', type: 'fill', source: 'coverage',
-      paint: { 'fill-color': colour, 'fill-opacity': ['match', ['get', 'state'], 'never', 0.35, 0.42] } });
+      paint: { 'fill-color': colour, 'fill-opacity': ['match', ['get', 'state'], 'present', 0.16, 0.42] } });
     map.addLayer({ id: 'coverage-edge', type: 'line', source: 'coverage',
       paint: { 'line-color': ['match', ['get', 'state'], 'never', '#a9a197', colour], 'line-width': 1.2 } });
     map.addLayer({ id: 'coverage-label', type: 'symbol', source: 'coverage',
@@ -188,7 +189,7 @@ function showCoverage(map, tilejson, tileZoom, Popup, dagster) {
     const tile = event.features[0].properties;
     const rows = { state: STATES[tile.state][0], revision: tile.revision || null, bytes: tile.bytes || null,
       built: tile.built_at_ms ? new Date(tile.built_at_ms).toLocaleString() : null, error: tile.error };
-    new Popup({ maxWidth: '320px' }).setLngLat(event.lngLat).setDOMContent(card(`${tile.z}/${tile.x}/${tile.y}`, tile.key, rows, tile, dagster)).addTo(map);
+    new Popup({ maxWidth: '320px', focusAfterOpen: false }).setLngLat(event.lngLat).setDOMContent(card(`${tile.z}/${tile.x}/${tile.y}`, tile.key, rows, tile, dagster)).addTo(map);
   });
   if (on()) draw();
 }
@@ -202,10 +203,10 @@ function showFeatures(map, tilejson, tileZoom, Popup, dagster) {
     if (!feature) return;
     const { name, _id, ...rest } = feature.properties; // _id: an id that is no 64-bit integer
     const rows = { id: feature.id ?? _id, ...rest };
-    const title = name ?? [rest.street, rest.housenumber].filter(Boolean).join(' ');
+    const title = name || [rest.street, rest.housenumber].filter(Boolean).join(' ') || `${feature.sourceLayer} ${rows.id ?? ''}`;
     const tile = tileAt(event.lngLat, tileZoom());
-    new Popup({ maxWidth: '320px' }).setLngLat(event.lngLat)
-      .setDOMContent(card(title || feature.sourceLayer, feature.sourceLayer, rows, tile, dagster)).addTo(map);
+    new Popup({ maxWidth: '320px', focusAfterOpen: false }).setLngLat(event.lngLat)
+      .setDOMContent(card(title, feature.sourceLayer, rows, tile, dagster)).addTo(map);
   });
 }
 

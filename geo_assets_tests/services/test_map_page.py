@@ -1,0 +1,310 @@
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import shapely
+from starlette.applications import Starlette
+from starlette.responses import HTMLResponse
+from starlette.routing import Route
+
+from geo_assets.services.tileserver.static import StaticFiles
+from geo_assets.tiles.encode import TileFeatures, encode_tiles
+from geo_assets.tiles.layers import Layer, LayerSet
+from geo_assets.tiles.tile import Tile
+from geo_assets_tests.services.running import running
+from geo_assets_tests.services.tile_world import TileWorld
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = ["--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+LAYERS = LayerSet((Layer("landuse"), Layer("buildings"), Layer("manholes")), max_zoom=16, attribution="© the mappers")
+MIDDLE = Tile(15, 18654, 9484)
+AROUND = [Tile(15, MIDDLE.x + dx, MIDDLE.y + dy) for dy in (-1, 0, 1) for dx in (-1, 0, 1)]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api")
+    missing = None if CHROMIUM else "no Chromium (apt-get install chromium)"
+    if not StaticFiles().has_vendor:
+        missing = "the map library is not installed (npm ci --prefix geo_assets/services/web)"
+    if missing:
+        if os.environ.get("REQUIRE_SERVICES") == "1":
+            pytest.fail(missing)
+        pytest.skip(missing)
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[TileWorld]:
+    world = TileWorld(tmp_path / "home", LAYERS)
+    for tile in AROUND:
+        publish(world, tile, "first")
+    yield world
+    world.close()
+
+
+@pytest.fixture
+def client(world: TileWorld) -> Iterator[httpx.Client]:
+    with world.served() as client:
+        yield client
+
+
+@pytest.fixture
+def open_page(browser: Any, client: httpx.Client) -> Iterator[Callable[..., Page]]:
+    contexts: list[Any] = []
+
+    def opened(*, zoom: float = 15.2, beside: Page | None = None, tile: Tile = MIDDLE) -> Page:
+        if beside is None:
+            contexts.append(browser.new_context(viewport={"width": 900, "height": 700}))
+        page = Page((beside.page.context if beside else contexts[-1]).new_page())
+        west, south, east, north = tile.bounds
+        page.page.goto(f"{client.base_url}/#{zoom}/{(south + north) / 2:.5f}/{(west + east) / 2:.5f}")
+        page.until("() => Boolean(window.geoAssets?.map.loaded() && window.geoAssets.map.areTilesLoaded())")
+        page.until("() => document.getElementById('badge').dataset.live === 'open'")
+        page.tiles.clear()
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+
+
+class Page:
+    """A browser's page, what it asked for and what went wrong in it."""
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+        self.tiles: list[str] = []
+        self.faults: list[str] = []
+        self.loads = 0
+        page.on("request", self._asked)
+        page.on("pageerror", lambda error: self.faults.append(str(error)))
+        page.on("console", lambda message: message.type == "error" and self.faults.append(message.text))
+        page.on("load", self._loaded)
+
+    def _asked(self, request: Any) -> None:
+        if "/tiles/" in request.url:
+            self.tiles.append(request.url.partition("/tiles/")[2].removesuffix(".mvt"))
+
+    def _loaded(self, _: Any) -> None:
+        self.loads += 1
+
+    def until(self, script: str, timeout: float = 40) -> Any:
+        """Poll from outside: the page's policy forbids what playwright's own waiting evaluates."""
+        deadline = time.monotonic() + timeout
+        while not (result := self.page.evaluate(script)):
+            assert time.monotonic() < deadline, f"{script} did not come true; {self.faults}"
+            self.page.wait_for_timeout(50)
+        return result
+
+    def refreshed(self, number: int) -> None:
+        self.until(f"() => Number(document.getElementById('refreshed').textContent) >= {number}")
+
+    def names(self) -> set[str]:
+        """Names of the features that are drawn."""
+        script = (
+            "() => geoAssets.map.queryRenderedFeatures().filter(f => f.source === 'tiles').map(f => f.properties.name)"
+        )
+        return set(self.page.evaluate(script))
+
+    def shows(self, name: str) -> None:
+        self.until(f"() => geoAssets.map.queryRenderedFeatures().some(f => f.properties.name === '{name}')")
+
+    def settled(self) -> None:
+        self.page.wait_for_timeout(700)
+        self.until("() => geoAssets.map.areTilesLoaded()")
+
+
+def bytes_of(tile: Tile, name: str) -> bytes:
+    """A tile with a square building and a point of an unknown layer in its middle."""
+    west, south, east, north = tile.bounds
+    width, height = (east - west) / 4, (north - south) / 4
+    shapes = np.array(
+        [
+            shapely.box(west + width, south + height, east - width, north - height),
+            shapely.Point((west + east) / 2, (south + north) / 2),
+        ],
+        dtype=object,
+    )
+    label = '{"name":"%s %s"}' % (tile.path, name)
+    pairs = np.array([0, 0]), np.array([0, 1])
+    features = TileFeatures(
+        ["t", "t"], ["1", '"m-1"'], ["buildings", "manholes"], shapes, [label, label], [tile], pairs[0], pairs[1]
+    )
+    (encoded,) = encode_tiles(features, LAYERS)
+    return encoded.data
+
+
+def publish(world: TileWorld, tile: Tile, name: str) -> None:
+    world.publish(tile, bytes_of(tile, name))
+
+
+def test_the_page_draws_the_map_under_its_own_policy(open_page: Callable[..., Page], tmp_path: Path) -> None:
+    page = open_page()
+    assert f"{MIDDLE.path} first" in page.names()
+    assert page.page.evaluate("() => geoAssets.map.queryRenderedFeatures().some(f => f.sourceLayer === 'manholes')")
+    assert page.faults == []
+    assert page.page.inner_text(".maplibregl-ctrl-attrib") == "© the mappers"
+    shot = tmp_path / "map.png"
+    page.page.screenshot(path=shot)
+    assert shot.stat().st_size > 10_000
+
+
+def test_a_changed_tile_is_loaded_again_alone_and_without_a_reload(
+    open_page: Callable[..., Page], world: TileWorld
+) -> None:
+    page = open_page()
+    publish(world, MIDDLE, "second")
+    page.refreshed(1)
+    page.shows(f"{MIDDLE.path} second")
+    page.settled()
+    assert page.tiles == [MIDDLE.path]
+    assert page.loads == 1
+    assert f"{MIDDLE.path} first" not in page.names()
+    change = page.page.inner_text("#changes li")
+    assert MIDDLE.path in change
+    assert "r2" in change
+    # Of a zoom that is not shown, or out of view, nothing is loaded.
+    publish(world, MIDDLE.ancestor(9), "elsewhere")
+    publish(world, Tile(15, 5, 5), "elsewhere")
+    page.until("() => document.querySelectorAll('#changes li').length === 3")
+    page.settled()
+    assert page.tiles == [MIDDLE.path]
+    assert page.faults == []
+
+
+def test_an_emptied_tile_vanishes_and_comes_back(open_page: Callable[..., Page], world: TileWorld) -> None:
+    page = open_page()
+    world.publish(MIDDLE, None)
+    page.refreshed(1)
+    page.until(f"() => !geoAssets.map.queryRenderedFeatures().some(f => f.properties.name === '{MIDDLE.path} first')")
+    publish(world, MIDDLE, "third")
+    page.refreshed(2)
+    page.shows(f"{MIDDLE.path} third")
+    assert page.faults == []
+
+
+def test_a_tile_that_changed_out_of_view_is_fresh_when_it_comes_back(
+    open_page: Callable[..., Page], world: TileWorld
+) -> None:
+    page = open_page(zoom=16.0 - 0.01)
+    page.page.evaluate("() => geoAssets.map.jumpTo({center: [25.2, 60.3]})")
+    page.settled()
+    publish(world, MIDDLE, "second")
+    page.until("() => document.querySelectorAll('#changes li').length === 1")
+    page.settled()
+    west, south, east, north = MIDDLE.bounds
+    page.page.evaluate(f"() => geoAssets.map.jumpTo({{center: [{(west + east) / 2}, {(south + north) / 2}]}})")
+    page.shows(f"{MIDDLE.path} second")
+    assert page.faults == []
+
+
+def test_beyond_the_last_zoom_a_change_shows_in_what_is_drawn_larger(
+    open_page: Callable[..., Page], world: TileWorld
+) -> None:
+    last = MIDDLE.children()[0]
+    publish(world, last, "first")
+    page = open_page(zoom=18.3, tile=last)
+    page.shows(f"{last.path} first")
+    publish(world, last, "second")
+    page.shows(f"{last.path} second")
+    page.settled()
+    assert page.tiles == [last.path]
+    assert page.faults == []
+
+
+def test_all_tabs_share_one_stream_and_the_next_takes_over(
+    open_page: Callable[..., Page], world: TileWorld, client: httpx.Client
+) -> None:
+    first = open_page()
+    second = open_page(beside=first)
+    assert "tileserver_sse_clients 1.0" in client.get("/metrics").text
+    publish(world, MIDDLE, "second")
+    for page in (first, second):
+        page.shows(f"{MIDDLE.path} second")
+    first.page.close()
+    publish(world, MIDDLE, "third")
+    second.shows(f"{MIDDLE.path} third")
+    assert "tileserver_sse_clients 1.0" in client.get("/metrics").text
+
+
+def test_a_reset_loads_everything_again_and_nothing_twice(
+    open_page: Callable[..., Page], world: TileWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("geo_assets.services.tileserver.stream.EPOCH_CHECK_S", 0.2)
+    page = open_page()
+    world.publish(MIDDLE, bytes_of(MIDDLE, "untold"), tell=False)
+    world.ledger.set_value("sse-epoch", "restored")
+    page.shows(f"{MIDDLE.path} untold")
+    page.settled()
+    assert sorted(page.tiles) == sorted(set(page.tiles))
+    assert page.loads == 1
+
+
+def test_the_coverage_and_a_feature_explain_themselves(open_page: Callable[..., Page], world: TileWorld) -> None:
+    page = open_page()
+    page.page.mouse.click(450, 350)
+    popup = page.page.inner_text(".popup")
+    assert f"{MIDDLE.path} first" in popup
+    assert "m-1" in popup
+    link = page.page.get_attribute(".popup a", "href")
+    assert link is not None
+    assert link.startswith(world.settings.dagster_url)
+    assert MIDDLE.key.replace(":", "%3A") in link
+    world.ledger.mark([MIDDLE.key])
+    page.page.click(".switch")
+    page.until("() => !document.getElementById('legend').hidden")
+    legend = page.page.inner_text("#legend").split()
+    assert legend[legend.index("waiting") + 1] == "1"
+    assert page.faults == []
+
+
+def test_without_the_map_library_the_page_says_what_to_run(
+    browser: Any, world: TileWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StaticFiles, "has_vendor", property(lambda _: False))
+    with world.served() as client:
+        page = browser.new_page()
+        page.goto(str(client.base_url))
+        page.wait_for_selector("#notice:visible")
+        assert "npm ci --prefix geo_assets/services/web" in page.inner_text("#notice")
+        page.close()
+
+
+def test_live_tiles_serves_a_map_of_another_origin(browser: Any, world: TileWorld, client: httpx.Client) -> None:
+    html = f"""<!doctype html><script type="module">
+      import {{ liveTiles }} from '{client.base_url}/live-tiles.js';
+      const asked = window.asked = [];
+      const map = {{ on() {{}}, off() {{}}, getZoom: () => 15.5, getSource: () => ({{ maxzoom: 16 }}),
+        getBounds: () => ({{ getWest: () => 24, getEast: () => 26, getSouth: () => 60, getNorth: () => 61 }}),
+        refreshTiles: (source, tiles) => asked.push([source, tiles]) }};
+      window.live = liveTiles(map, {{ source: 'mine', url: '{client.base_url}/events', onStatus: (on) => {{ window.open_ = on; }} }});
+    </script>"""
+    page = browser.new_page()
+    # Another port is another origin; a browser lets a page of a public name reach no loopback address.
+    with running(Starlette(routes=[Route("/", lambda _: HTMLResponse(html))])) as other:
+        page.goto(other)
+    page.wait_for_function("window.open_ === true")
+    publish(world, MIDDLE, "second")
+    world.publish(MIDDLE, bytes_of(MIDDLE, "second"))  # another revision, the same bytes
+    page.wait_for_function("window.asked.length > 0")
+    page.wait_for_timeout(300)
+    asked = page.evaluate("window.asked")
+    assert [[source, [(t["z"], t["x"], t["y"]) for t in tiles]] for source, tiles in asked] == [
+        ["mine", [(MIDDLE.z, MIDDLE.x, MIDDLE.y)]]
+    ]
+    page.evaluate("window.live.close()")
+    page.close()
