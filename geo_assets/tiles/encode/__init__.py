@@ -19,7 +19,7 @@ from geo_assets.tiles.encode.framing import Features, frame
 from geo_assets.tiles.encode.grid import draw, simplify
 from geo_assets.tiles.encode.mercator import world
 from geo_assets.tiles.encode.ragged import Bools, Ints
-from geo_assets.tiles.encode.shapes import Geometries, Shapes, concatenate, each, shapes_of
+from geo_assets.tiles.encode.shapes import Geometries, Shapes, concatenate, shapes_of_wkb
 from geo_assets.tiles.encode.tags import ID_PROPERTY, Tags, parse, tags
 from geo_assets.tiles.encode.varint import Unsigned
 from geo_assets.tiles.layers import LayerSet
@@ -178,19 +178,10 @@ class _Rows:
         """Shapes in fractions of the world's side, and the row of each item."""
         column = self.features.geometry
         if isinstance(column, np.ndarray):
-            geometries: Geometries = column
-        else:
-            geometries, errors = each(shapely.from_wkb, np.array([*column, None], object)[:-1])
-            for row, error in errors.items():
-                self.faults.setdefault(row, f"geometry: {error}")
-        shapes, row = shapes_of(geometries)
-        finite = np.isfinite(shapes.xy).all(axis=1)
-        if not finite.all():
-            bad = np.unique(np.repeat(np.arange(len(shapes)), np.diff(shapes.item_points()))[~finite])
-            for wrong in row[bad].tolist():
-                self.faults.setdefault(wrong, "geometry: a coordinate is not finite")
-            left = np.setdiff1d(np.arange(len(shapes)), bad)
-            shapes, row = shapes.take(left), row[left]
+            column = shapely.to_wkb(shapely.force_2d(column), output_dimension=2).tolist()
+        shapes, row, errors = shapes_of_wkb(column)
+        for number, error in errors.items():
+            self.faults.setdefault(number, error)
         return shapes.moved(world(shapes.xy)), row
 
     def encode(self, tiles: Sequence[Tile], pair_tile: Ints, pair_row: Ints) -> list[EncodedTile]:
@@ -227,7 +218,7 @@ class _Rows:
         row, tile = pair_row[drawn.pair], pair_tile[drawn.pair]
         group = tile * len(self.names) + self.layer[row]
         order = np.argsort((group * len(self.rank) + self.rank[row]) * 4 + drawn.shapes.kind, kind="stable")
-        ordered = drawn.shapes.take(order)
+        ordered = drawn.shapes.take(order, drawn.turned)
         features = Features(group[order], row[order], ordered)
         groups = len(tiles) * len(self.names)
         messages = frame(

@@ -23,7 +23,7 @@ _MOVE_TO, _LINE_TO, _CLOSE_PATH = 1, 2, 15
 class Features:
     """Features in the order in which they are written, those of one group (a layer of a tile) side by side.
 
-    `shapes[i]` has integer coordinates in valid order and closed polygon rings; `row[i]` says whose tags and id it has.
+    `shapes[i]` has integer coordinates in valid order, rings unclosed; `row[i]` says whose tags and id it has.
     """
 
     group: Ints
@@ -33,16 +33,11 @@ class Features:
 
 def geometry(shapes: Shapes) -> tuple[Unsigned, Ints]:
     """Command and parameter integers of each shape, and how many each has (sections 4.3.1 to 4.3.4)."""
-    if (shapes.kind == POLYGON).any():
-        # The last coordinate of a ring only closes it; a command says so instead.
-        keep = np.ones(len(shapes.xy), np.bool_)
-        ring_kind = np.repeat(shapes.kind, np.diff(shapes.rings))
-        keep[shapes.points[1:][ring_kind == POLYGON] - 1] = False
-        shapes = shapes.keep_points(keep)
-    else:
-        ring_kind = np.repeat(shapes.kind, np.diff(shapes.rings))
+    ring_kind = shapes.kind
+    if len(shapes.shell) > len(shapes.kind):
+        ring_kind = ring_kind.repeat(shapes.rings[1:] - shapes.rings[:-1])
     starts = shapes.points[:-1]
-    lengths = np.diff(shapes.points)
+    lengths = shapes.lengths()
     xy = shapes.xy.astype(np.int64)
     delta = xy.copy()
     delta[1:] -= xy[:-1]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import shapely
 
-from geo_assets.tiles.encode.ragged import Bools, Floats, Ints, spread, sums
+from geo_assets.tiles.encode.ragged import Bools, Floats, Ints, sums, where
 from geo_assets.tiles.encode.shapes import LINE, POINT, POLYGON, Geometries, Shapes, concatenate, each, shapes_of
 
 SIMPLIFIED_FROM = {LINE: 3, POLYGON: 6}
@@ -23,12 +23,14 @@ SETTLE_ROUNDS = 8
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What of the pairs shows: shapes with integer coordinates, y down, exterior rings of positive area, unclosed.
+    """What of the pairs shows: shapes with integer coordinates, y down, rings unclosed.
 
+    `turned` says which rings have to be reversed: exterior ones turn clockwise on screen, interior ones the other way.
     `pair[i]` is the pair that item i draws. `faults` are pairs that could not be drawn, and why.
     """
 
     shapes: Shapes
+    turned: Bools
     pair: Ints
     faults: list[tuple[int, str]]
 
@@ -48,7 +50,7 @@ def simplify(shapes: Shapes, index: Ints, tolerance: Floats, zoom: int) -> tuple
     vertices = np.diff(shapes.item_points())[index]
     kind = shapes.kind[index]
     enough = np.where(kind == POLYGON, SIMPLIFIED_FROM[POLYGON], SIMPLIFIED_FROM[LINE])
-    wanted = np.flatnonzero((kind != POINT) & (tolerance > 0) & (vertices >= enough))
+    wanted = where((kind != POINT) & (tolerance > 0) & (vertices >= enough))
     if not len(wanted):
         return Shapes.empty(), wanted
     part = shapes.take(index[wanted])
@@ -63,7 +65,7 @@ def simplify(shapes: Shapes, index: Ints, tolerance: Floats, zoom: int) -> tuple
     result: list[Shapes] = []
     of: list[Ints] = []
     for wanted_kind in (LINE, POLYGON):
-        this = np.flatnonzero(part.kind == wanted_kind)
+        this = where(part.kind == wanted_kind)
         if len(this):
             shape, owner = shapes_of(simple[this], wanted_kind)
             result.append(shape)
@@ -84,58 +86,82 @@ def draw(shapes: Shapes, item: Ints, zoom: Ints, column: Ints, row: Ints, *, ext
         extent: Units a side of a tile.
         buffer: Units by which a tile reaches over its edge.
     """
-    scale = np.ldexp(float(extent), zoom.astype(np.int32))
-    origin = np.empty((len(item), 2))
-    origin[:, 0] = column
-    origin[:, 1] = row
-    origin *= extent
     low, high = shapes.bounds()
-    low = low[item] * scale[:, None] - origin
-    high = high[item] * scale[:, None] - origin
+    low, high = low[item], high[item]
+    place = _Place.of(zoom, column, row, extent)
+    low, high = place.corner(low), place.corner(high)
     near = ((high >= -buffer) & (low <= extent + buffer)).all(axis=1)
     inside = ((low >= -buffer) & (high <= extent + buffer)).all(axis=1)
-
-    def place(pair: Ints) -> Shapes:
-        part = shapes.take(item[pair])
-        lengths = np.diff(part.item_points())
-        xy = part.xy * np.repeat(scale[pair], lengths)[:, None]
-        xy -= np.repeat(origin[pair], lengths, axis=0)
-        return part.moved(xy)
-
-    within = np.flatnonzero(inside)
-    crossing = np.flatnonzero(near & ~inside)
-    placed, pairs, faults = [place(within)], [within], []
+    pair = where(inside)
+    exact = place.items(shapes, item, pair)
+    crossing = where(near & ~inside)
+    faults: list[tuple[int, str]] = []
     if len(crossing):
-        clipped, of, faults = _clip(place(crossing), -buffer, extent + buffer)
-        placed.append(clipped)
-        pairs.append(crossing[of])
+        clipped, of, faults = _clip(place.items(shapes, item, crossing), -buffer, extent + buffer)
+        exact = concatenate([exact, clipped])
+        pair = np.concatenate([pair, crossing[of]])
         faults = [(int(crossing[position]), reason) for position, reason in faults]
-    exact = concatenate(placed)
-    pair = np.concatenate(pairs)
+    drawn, turned, left, broken = _rounded(exact)
+    pairs = pair[left]
+    if len(broken):
+        source = pair[broken]
+        snapped, snapped_turned, left, reasons = _snap(
+            exact.take(broken), place.items(shapes, item, source), ~inside[source], -buffer, extent + buffer
+        )
+        turned = np.concatenate([turned, snapped_turned]) if len(drawn) else snapped_turned
+        drawn = concatenate([drawn, snapped])
+        pairs = np.concatenate([pairs, source[left]])
+        faults += [(int(source[position]), reason) for position, reason in reasons]
+    return Drawn(drawn, turned, pairs, faults)
 
-    done: list[Shapes] = []
-    done_pair: list[Ints] = []
-    for kind, finish in ((POINT, _points), (LINE, _lines)):
-        of = np.flatnonzero(exact.kind == kind)
-        if len(of):
-            shape, left = finish(exact if len(of) == len(exact) else exact.take(of))
-            done.append(shape)
-            done_pair.append(pair[of[left]])
-    of = np.flatnonzero(exact.kind == POLYGON)
-    if len(of):
-        unrounded = exact if len(of) == len(exact) else exact.take(of)
-        shape, left, broken = _polygons(unrounded)
-        done.append(shape)
-        done_pair.append(pair[of[left]])
-        if len(broken):
-            source = pair[of[broken]]
-            whole = place(source)
-            cut = ~inside[source]
-            shape, left, broken_faults = _snap(unrounded.take(broken), whole, cut, -buffer, extent + buffer)
-            done.append(shape)
-            done_pair.append(source[left])
-            faults += [(int(source[position]), reason) for position, reason in broken_faults]
-    return Drawn(concatenate(done), np.concatenate(done_pair) if done_pair else np.zeros(0, np.int64), faults)
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the tiles of pairs lie: units a world's side, and units from its north-west corner.
+
+    A batch of one zoom has one scale, a single tile one corner: then they are one number and not one a pair.
+    """
+
+    scale: Floats | float
+    corner_x: Floats | float
+    corner_y: Floats | float
+
+    @classmethod
+    def of(cls, zoom: Ints, column: Ints, row: Ints, extent: int) -> _Place:
+        def one(values: Ints) -> bool:
+            return bool((values == values[0]).all())
+
+        if not len(zoom):
+            return cls(1.0, 0.0, 0.0)
+        scale: Floats | float = (
+            float(extent << int(zoom[0])) if one(zoom) else np.ldexp(float(extent), zoom.astype(np.int32))
+        )
+        if one(column) and one(row):
+            return cls(scale, float(column[0]) * extent, float(row[0]) * extent)
+        return cls(scale, column * float(extent), row * float(extent))
+
+    def corner(self, xy: Floats) -> Floats:
+        """One position a pair, in units of its tile."""
+        result = np.empty_like(xy)
+        for axis, corner in ((0, self.corner_x), (1, self.corner_y)):
+            result[:, axis] = xy[:, axis] * self.scale - corner
+        return result
+
+    def items(self, shapes: Shapes, item: Ints, pair: Ints) -> Shapes:
+        """The items of some pairs, in units of their tiles."""
+        part = shapes.take(item[pair])
+        bounds = part.item_points()
+        lengths = bounds[1:] - bounds[:-1]
+
+        def spread_out(value: Floats | float) -> Floats | float:
+            return value if isinstance(value, float) else value[pair].repeat(lengths)
+
+        scale = spread_out(self.scale)
+        xy = np.empty_like(part.xy)
+        for axis, corner in ((0, self.corner_x), (1, self.corner_y)):
+            np.multiply(part.xy[:, axis], scale, out=xy[:, axis])
+            xy[:, axis] -= spread_out(corner)
+        return part.moved(xy)
 
 
 def _clip(shapes: Shapes, low: float, high: float) -> tuple[Shapes, Ints, list[tuple[int, str]]]:
@@ -143,15 +169,15 @@ def _clip(shapes: Shapes, low: float, high: float) -> tuple[Shapes, Ints, list[t
     result: list[Shapes] = []
     owners: list[Ints] = []
     faults: list[tuple[int, str]] = []
-    of = np.flatnonzero(shapes.kind == POINT)
+    of = where(shapes.kind == POINT)
     if len(of):
         part = shapes.take(of)
         part = part.keep_points(((part.xy >= low) & (part.xy <= high)).all(axis=1))
-        part, left = part.keep_rings(np.diff(part.points) > 0)
+        part, left = part.keep_rings(part.lengths() > 0)
         result.append(part)
         owners.append(of[left])
     for kind in (LINE, POLYGON):
-        of = np.flatnonzero(shapes.kind == kind)
+        of = where(shapes.kind == kind)
         if not len(of):
             continue
         part = _thin(shapes if len(of) == len(shapes) else shapes.take(of), low, high)
@@ -176,7 +202,7 @@ def _thin(shapes: Shapes, low: float, high: float) -> Shapes:
     the line that replaces it stays in that field, and no edge that meets the square changes. This turns a coastline of
     a million vertices into the few that the tile sees, for the price of some comparisons.
     """
-    long = np.diff(shapes.points) >= THINNED_FROM
+    long = shapes.lengths() >= THINNED_FROM
     if not long.any():
         return shapes
     x, y = shapes.xy[:, 0], shapes.xy[:, 1]
@@ -187,58 +213,38 @@ def _thin(shapes: Shapes, low: float, high: float) -> Shapes:
     keep[shapes.points[1:] - 1] = True
     # A closed ring needs four coordinates; one that lies in a single field is kept as it is.
     whole = ~long | (sums(keep, shapes.points) < 4)
-    keep |= np.repeat(whole, np.diff(shapes.points))
+    keep |= whole.repeat(shapes.lengths())
     return shapes.keep_points(keep)
 
 
-def _points(shapes: Shapes) -> tuple[Shapes, Ints]:
-    """Round points; those of one item that fall together are one."""
-    xy = np.rint(shapes.xy)
-    shapes = shapes.moved(xy)
-    everything = np.arange(len(shapes))
-    if len(xy) == len(shapes):
-        return shapes, everything
-    owner = np.repeat(everything, np.diff(shapes.item_points()))
-    order = np.lexsort((xy[:, 1], xy[:, 0], owner))
-    again = np.zeros(len(xy), np.bool_)
-    again[1:] = (owner[order[1:]] == owner[order[:-1]]) & (xy[order[1:]] == xy[order[:-1]]).all(axis=1)
-    keep = np.ones(len(xy), np.bool_)
-    keep[order[again]] = False
-    return shapes.keep_points(keep), everything
+def _rounded(shapes: Shapes) -> tuple[Shapes, Bools, Ints, Ints]:
+    """Round items to whole units.
 
-
-def _lines(shapes: Shapes) -> tuple[Shapes, Ints]:
-    """Round lines, without repeated vertices and without lines that became a point."""
-    shapes = _round(shapes)
-    return shapes.keep_rings(np.diff(shapes.points) > 1)
-
-
-def _polygons(shapes: Shapes) -> tuple[Shapes, Ints, Ints]:
-    """Round polygons: those that are valid then, which items they are, and which items rounding broke.
-
-    What collapsed (a ring of fewer than three different corners, or without height or width) is in neither.
+    Returns:
+        What is good then, polygon rings unclosed; which of its rings turn the wrong way; which items they are; and
+        which polygons rounding broke. What collapsed (a line that became a point, a ring without height or width) is
+        in neither.
     """
-    shapes, left = _without_collapsed(_round(shapes))
-    if not len(shapes):
-        return shapes, left, np.zeros(0, np.int64)
-    area = _areas(shapes)
-    good = _convex(shapes, area)
-    unsure = np.flatnonzero(~good)
+    shapes, left = _without_collapsed(_whole(shapes))
+    polygon = shapes.kind == POLYGON
+    if not polygon.any():
+        return shapes, np.zeros(len(shapes.shell), np.bool_), left, left[:0]
+    area, convex = _measure(shapes)
+    good = ~polygon | convex
+    unsure = where(~good)
     if len(unsure):
-        part = shapes if len(unsure) == len(shapes) else shapes.take(unsure)
-        # A line of three collinear corners and back is a ring without area, and no valid one.
-        good[unsure] = shapely.is_valid(part.geometries())
-    valid = np.flatnonzero(good)
-    broken = left[~good]
-    if len(valid) != len(shapes):
-        shapes = shapes.take(valid)
-        area = _areas(shapes)
-    return _oriented(shapes, area), left[valid], broken
+        good[unsure] = shapely.is_valid(shapes.take(unsure).geometries())
+    turned = ((area > 0) != shapes.shell) & polygon.repeat(shapes.rings[1:] - shapes.rings[:-1])
+    if good.all():
+        return shapes, turned, left, left[:0]
+    valid = where(good)
+    ring = good.repeat(shapes.rings[1:] - shapes.rings[:-1])
+    return shapes.take(valid), turned[ring], left[valid], left[~good]
 
 
 def _snap(
     unrounded: Shapes, whole: Shapes, cut: Bools, low: float, high: float
-) -> tuple[Shapes, Ints, list[tuple[int, str]]]:
+) -> tuple[Shapes, Bools, Ints, list[tuple[int, str]]]:
     """Snap-round polygons that rounding alone would break.
 
     Snapping starts from the unrounded geometry: GEOS 3.14 raises when it is given the rounded, invalid ring. What is
@@ -252,12 +258,12 @@ def _snap(
         high: East and south side of it.
     """
     geometries = unrounded.geometries()
-    bad = np.flatnonzero(~shapely.is_valid(geometries))
+    bad = where(~shapely.is_valid(geometries))
     faults: list[tuple[int, str]] = []
     if len(bad):
         box = shapely.box(low, low, high, high)
         mended, errors = each(_mend, whole.take(bad).geometries())
-        crossing = np.flatnonzero(cut[bad] & (mended != None))  # noqa: E711 - elementwise
+        crossing = where(cut[bad] & (mended != None))  # noqa: E711 - elementwise
         if len(crossing):
             mended[crossing], cut_errors = each(lambda these: shapely.intersection(these, box), mended[crossing])
             errors |= {int(crossing[position]): error for position, error in cut_errors.items()}
@@ -272,13 +278,14 @@ def _snap(
         faults += [(int(again[position]), _reason("snapping", error)) for position, error in settle_errors.items()]
         snapped[again] = settled
         shapes, left = _snapped(snapped)
-    return _oriented(shapes, _areas(shapes)), left, faults
+    area, _ = _measure(shapes)
+    return shapes, (area > 0) != shapes.shell, left, faults
 
 
 def _snapped(geometries: Geometries) -> tuple[Shapes, Ints]:
     """Polygons on whole units as shapes, and which each is."""
     shapes, left = shapes_of(geometries, POLYGON)
-    shapes, still = _without_collapsed(_round(shapes))
+    shapes, still = _without_collapsed(_whole(shapes))
     return shapes, left[still]
 
 
@@ -301,82 +308,102 @@ def _settle(geometries: Geometries) -> Geometries:
     raise ValueError(f"still invalid after {SETTLE_ROUNDS} rounds: {shapely.is_valid_reason(rounded[0])}")
 
 
-def _round(shapes: Shapes) -> Shapes:
-    """Round to whole units and leave out vertices that repeat the one before them in their ring."""
+def _whole(shapes: Shapes) -> Shapes:
+    """Round to whole units, open the rings of polygons, and leave out what repeats.
+
+    A vertex goes when it equals the one *after* it: so the vertices repeated just before a ring's end go with the last
+    one, which only closes the ring. Of an item's points each place stays once.
+    """
     xy = np.rint(shapes.xy)
-    keep = np.empty(len(xy), np.bool_)
-    if len(keep):
-        np.any(xy[1:] != xy[:-1], axis=1, out=keep[1:])
-        keep[shapes.points[:-1]] = True
     shapes = shapes.moved(xy)
+    if not len(xy):
+        return shapes
+    keep = np.empty(len(xy), np.bool_)
+    np.not_equal(xy[1:, 0], xy[:-1, 0], out=keep[:-1])
+    keep[:-1] |= xy[1:, 1] != xy[:-1, 1]
+    open_ = shapes.kind != POLYGON
+    if len(shapes.shell) > len(shapes.kind):
+        open_ = open_.repeat(shapes.rings[1:] - shapes.rings[:-1])
+    keep[shapes.points[1:] - 1] = open_
+    several = (shapes.kind == POINT) & (np.diff(shapes.item_points()) > 1)
+    if several.any():
+        _once(shapes, several, keep)
     return shapes if keep.all() else shapes.keep_points(keep)
 
 
+def _once(shapes: Shapes, of: Bools, keep: Bools) -> None:
+    """Of equal points of one item, keep the first."""
+    bounds = shapes.item_points()
+    lengths = np.diff(bounds)
+    position = where(of.repeat(lengths))
+    owner = np.arange(len(shapes)).repeat(lengths)[position]
+    xy = shapes.xy[position]
+    order = np.lexsort((xy[:, 1], xy[:, 0], owner))
+    same = np.zeros(len(order), np.bool_)
+    same[1:] = (owner[order[1:]] == owner[order[:-1]]) & (xy[order[1:]] == xy[order[:-1]]).all(axis=1)
+    keep[position] = True
+    keep[position[order[same]]] = False
+
+
 def _without_collapsed(shapes: Shapes) -> tuple[Shapes, Ints]:
-    """Closed rings that still enclose something, a shell's holes going with it; and which items are left."""
-    if not len(shapes):
-        return shapes, np.zeros(0, np.int64)
-    starts = shapes.points[:-1]
-    size = np.maximum.reduceat(shapes.xy, starts) - np.minimum.reduceat(shapes.xy, starts)
-    keep = (np.diff(shapes.points) > 3) & (size > 0).all(axis=1)
-    if keep.all():
-        return shapes, np.arange(len(shapes))
-    shell_of = np.maximum.accumulate(np.where(shapes.shell, np.arange(len(keep)), 0))
-    return shapes.keep_rings(keep & keep[shell_of])
+    """Without lines of a single vertex and rings that enclose nothing, a shell's holes going with it.
 
-
-def _areas(shapes: Shapes) -> Floats:
-    """Twice the signed area of each closed ring, positive when clockwise on screen (surveyor's formula, y down)."""
-    if not len(shapes):
-        return np.zeros(0)
-    xy = shapes.xy
-    cross = np.empty(len(xy))
-    cross[:-1] = xy[:-1, 0] * xy[1:, 1] - xy[1:, 0] * xy[:-1, 1]
-    # The last coordinate of a ring closes it: what it has with the next ring is no edge.
-    cross[shapes.points[1:] - 1] = 0.0
-    return np.add.reduceat(cross, shapes.points[:-1])
-
-
-def _convex(shapes: Shapes, area: Floats) -> Bools:
-    """Which items are surely valid: a single ring that turns one way only, and once around.
-
-    Most buildings are. The test costs a tenth of what building a geometry and asking for its validity does.
+    Returns:
+        The items that still are something, and which they are.
     """
-    xy, points = shapes.xy, shapes.points
-    edge = np.empty_like(xy)
-    edge[:-1] = xy[1:] - xy[:-1]
-    last = points[1:] - 1
-    edge[last] = edge[points[:-1]]
-    # The edge after each edge of a ring; the place of the closing coordinate repeats the first edge.
-    turn = np.zeros(len(xy))
-    turn[:-1] = edge[:-1, 0] * edge[1:, 1] - edge[:-1, 1] * edge[1:, 0]
-    turn[last] = np.repeat(0.0, len(last))
-    sign = np.sign(area)
-    straight = turn * np.repeat(sign, np.diff(points)) > 0
-    straight[last] = True
+    count = len(shapes.kind)
+    if not count:
+        return shapes, np.arange(0)
+    kind = shapes.kind
+    if len(shapes.shell) > count:
+        kind = kind.repeat(shapes.rings[1:] - shapes.rings[:-1])
+    # A point has one coordinate at least, a line two, an unclosed ring three.
+    keep = shapes.lengths() >= kind
+    if keep.all():
+        starts = shapes.points[:-1]
+        size = np.maximum.reduceat(shapes.xy, starts) - np.minimum.reduceat(shapes.xy, starts)
+        keep = (size > 0).all(axis=1) | (kind != POLYGON)
+        if keep.all():
+            return shapes, np.arange(count)
+    shell_of = np.maximum.accumulate(np.where(shapes.shell, np.arange(len(keep)), 0))
+    shapes, left = shapes.keep_rings(keep & keep[shell_of])
+    # What is left is looked at again: of rings with too few vertices no size was taken.
+    again, still = _without_collapsed(shapes)
+    return again, left[still]
+
+
+def _measure(shapes: Shapes) -> tuple[Floats, Bools]:
+    """Twice the signed area of each unclosed ring, and which items are surely valid polygons.
+
+    The area is positive when the ring turns clockwise on screen (surveyor's formula, y down). Surely valid is a single
+    ring that turns one way only, and once around, as most buildings do; to see that costs a tenth of building a
+    geometry and asking for its validity.
+    """
+    if not len(shapes.kind):
+        return np.zeros(0), np.zeros(0, np.bool_)
+    x, y = shapes.xy.T.copy()
+    starts, last = shapes.points[:-1], shapes.points[1:] - 1
+
+    def following(values: Floats) -> Floats:
+        result = np.empty_like(values)
+        result[:-1] = values[1:]
+        result[last] = values[starts]
+        return result
+
+    next_x, next_y = following(x), following(y)
+    edge_x, edge_y = next_x - x, next_y - y
+    area = np.add.reduceat(x * next_y - next_x * y, starts)
+    turn = edge_x * following(edge_y) - edge_y * following(edge_x)
+    sharpest = np.where(area > 0, np.minimum.reduceat(turn, starts), -np.maximum.reduceat(turn, starts))
     # Strictly convex at every corner, and x goes back and forth once: no ring winds twice.
-    forth = np.zeros(len(xy), np.int64)
-    rises = edge[:, 0] > 0
-    forth[:-1] = rises[1:] != rises[:-1]
-    forth[last] = 0
-    starts = points[:-1]
-    good = np.logical_and.reduceat(straight, starts) & (np.add.reduceat(forth, starts) <= 2) & (sign != 0)
-    single = np.diff(shapes.rings) == 1
-    return single & good[shapes.rings[:-1]]
-
-
-def _oriented(shapes: Shapes, area: Floats) -> Shapes:
-    """Shells to positive, holes to negative area; a ring that turns the wrong way is reversed from its first vertex."""
-    wrong = (area > 0) != shapes.shell
-    if not wrong.any():
-        return shapes
-    lengths = np.diff(shapes.points)
-    starts = shapes.points[:-1]
-    position = spread(starts, lengths)
-    turned = np.repeat(wrong, lengths)
-    mirror = np.repeat(starts + shapes.points[1:] - 1, lengths)
-    position[turned] = mirror[turned] - position[turned]
-    return shapes.moved(shapes.xy[position])
+    rises = edge_x > 0
+    change = np.empty(len(x), np.int64)
+    np.not_equal(rises[1:], rises[:-1], out=change[:-1], casting="unsafe")
+    change[last] = rises[last] != rises[starts]
+    good = (sharpest > 0) & (np.add.reduceat(change, starts) == 2)
+    if len(good) == len(shapes.kind):
+        return area, good
+    return area, (shapes.rings[1:] - shapes.rings[:-1] == 1) & good[shapes.rings[:-1]]
 
 
 def _records(geometries: Geometries, tolerance: Floats) -> Any:

@@ -1,4 +1,8 @@
-"""Ragged arrays: many short runs in one flat array, told apart by offsets. Shapes, tags and bytes are laid out so."""
+"""Ragged arrays: many short runs in one flat array, told apart by offsets. Shapes, tags and bytes are laid out so.
+
+Methods of arrays are called here and in the modules around rather than numpy's functions of the same name: those are
+Python wrappers, and a tile of twenty features costs little else than calls.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +20,31 @@ def offsets(counts: npt.NDArray[Any]) -> Ints:
     """Where each run begins, and after the last one where it ends: n counts make n + 1 offsets."""
     result = np.empty(len(counts) + 1, np.int64)
     result[0] = 0
-    np.cumsum(counts, out=result[1:])
+    counts.cumsum(out=result[1:])
     return result
 
 
-def spread(starts: Ints, counts: Ints) -> Ints:
-    """Flat positions of runs: `starts[i], starts[i] + 1, …`, `counts[i]` of them, one run after the other."""
-    ends = np.cumsum(counts)
-    total = int(ends[-1]) if len(ends) else 0
-    return np.arange(total, dtype=np.int64) + np.repeat(starts - (ends - counts), counts)
+def spread(starts: Ints, counts: Ints, bounds: Ints | None = None) -> Ints:
+    """Flat positions of runs: `starts[i], starts[i] + 1, …`, `counts[i]` of them, one run after the other.
+
+    Args:
+        starts: First position of each run.
+        counts: Length of each run.
+        bounds: `offsets(counts)`, when the caller has them anyway.
+    """
+    if bounds is None:
+        bounds = offsets(counts)
+    result = np.arange(bounds[-1])
+    result += (starts - bounds[:-1]).repeat(counts)
+    return result
 
 
-def sums(values: npt.NDArray[Any], bounds: Ints) -> npt.NDArray[Any]:
+def sums(values: npt.NDArray[Any], bounds: Ints) -> Ints:
     """Sum of each run; 0 for an empty one (`np.add.reduceat` would give its neighbour's first value)."""
-    total = np.empty(len(values) + 1, np.result_type(values, np.int64))
-    total[0] = 0
-    np.cumsum(values, out=total[1:])
-    return total[bounds[1:]] - total[bounds[:-1]]
+    total = offsets(values)[bounds]
+    return total[1:] - total[:-1]
+
+
+def where(condition: Bools) -> Ints:
+    """Positions at which a condition holds."""
+    return condition.nonzero()[0]

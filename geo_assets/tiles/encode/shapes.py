@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -10,23 +10,28 @@ import numpy as np
 import numpy.typing as npt
 import shapely
 
-from geo_assets.tiles.encode.ragged import Bools, Floats, Ints, offsets, spread
+from geo_assets.tiles.encode.ragged import Bools, Floats, Ints, offsets, spread, where
 
 Geometries = npt.NDArray[Any]
 
 POINT, LINE, POLYGON = 1, 2, 3
-"""The geometry types of a tile, numbered as in MVT (Mapbox Vector Tile 2.1, section 4.3.4)."""
+"""Geometry types as MVT numbers them (Mapbox Vector Tile 2.1, section 4.3.4) and, as it happens, WKB too."""
 
 _KIND = np.array([POINT, LINE, LINE, POLYGON, POINT, LINE, POLYGON, 0])
 """Kind of each GEOS type id; a collection has none of its own."""
 _COLLECTION = 7
+
+_HEADER = np.array([0, 5, 9, 13])
+"""Bytes before the coordinates of a point, a line and a polygon of one ring in WKB (OGC 06-103r4, section 8.2)."""
+_FEWEST = np.array([1, 1, 2, 4])
+"""Coordinates that each of them has at least."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
     """Items, each of one kind, made of rings of coordinates.
 
-    A ring is a closed polygon ring, a line, or all points of an item. A polygon's shell comes before its holes.
+    A ring is a ring of a polygon, a line, or all points of an item. A polygon's shell comes before its holes.
     """
 
     kind: Ints
@@ -51,18 +56,40 @@ class Shapes:
 
     def item_points(self) -> Ints:
         """(items + 1) where the coordinates of an item begin."""
-        return self.points[self.rings]
+        return self.points[self.rings] if len(self.shell) > len(self.kind) else self.points
 
-    def take(self, index: Ints) -> Self:
-        """The items of these numbers, in this order, any of them more than once."""
-        starts = self.rings[index]
-        counts = self.rings[index + 1] - starts
-        ring = spread(starts, counts)
+    def lengths(self) -> Ints:
+        """(rings) coordinates of each ring."""
+        return self.points[1:] - self.points[:-1]
+
+    def take(self, index: Ints, turned: Bools | None = None) -> Self:
+        """The items of these numbers, in this order, any of them more than once.
+
+        Args:
+            index: Numbers of items.
+            turned: (rings) rings to reverse on the way.
+        """
+        if len(self.shell) == len(self.kind):
+            # An item is a ring.
+            ring, rings = index, np.arange(len(index) + 1)
+        else:
+            starts = self.rings[index]
+            counts = self.rings[index + 1] - starts
+            rings = offsets(counts)
+            ring = spread(starts, counts, rings)
         first = self.points[ring]
         lengths = self.points[ring + 1] - first
-        return type(self)(
-            self.kind[index], offsets(counts), self.shell[ring], offsets(lengths), self.xy[spread(first, lengths)]
-        )
+        points = offsets(lengths)
+        if turned is None:
+            position = spread(first, lengths, points)
+        else:
+            back = turned[ring]
+            step = 1 - 2 * back
+            position = np.arange(points[-1])
+            position -= points[:-1].repeat(lengths)
+            position *= step.repeat(lengths)
+            position += (first + back * (lengths - 1)).repeat(lengths)
+        return type(self)(self.kind[index], rings, self.shell[ring], points, self.xy[position])
 
     def moved(self, xy: Floats) -> Self:
         """The same items with other coordinates."""
@@ -70,60 +97,128 @@ class Shapes:
 
     def bounds(self) -> tuple[Floats, Floats]:
         """Lowest and highest x, y of each item, (items, 2) each. No item may be without coordinates."""
-        if not len(self):
+        if not len(self.kind):
             return np.zeros((0, 2)), np.zeros((0, 2))
         starts = self.item_points()[:-1]
         return np.minimum.reduceat(self.xy, starts), np.maximum.reduceat(self.xy, starts)
 
     def keep_points(self, keep: Bools) -> Self:
         """Without the coordinates that are not kept; a ring may become empty."""
-        before = np.zeros(len(keep) + 1, np.int64)
-        np.cumsum(keep, out=before[1:])
-        return type(self)(self.kind, self.rings, self.shell, before[self.points], self.xy[keep])
+        return type(self)(self.kind, self.rings, self.shell, offsets(keep)[self.points], self.xy[keep])
 
     def keep_rings(self, keep: Bools) -> tuple[Self, Ints]:
         """Without the rings that are not kept and the items left without any; and which items are left."""
-        before = np.zeros(len(keep) + 1, np.int64)
-        np.cumsum(keep, out=before[1:])
-        rings = before[self.rings]
-        counts = np.diff(rings)
-        left = np.flatnonzero(counts)
-        ring = np.flatnonzero(keep)
+        rings = offsets(keep)[self.rings]
+        counts = rings[1:] - rings[:-1]
+        left = where(counts > 0)
+        ring = where(keep)
         first = self.points[ring]
         lengths = self.points[ring + 1] - first
-        xy = self.xy if len(ring) == len(keep) else self.xy[spread(first, lengths)]
-        return type(self)(self.kind[left], offsets(counts[left]), self.shell[ring], offsets(lengths), xy), left
+        points = offsets(lengths)
+        xy = self.xy[spread(first, lengths, points)]
+        return type(self)(self.kind[left], offsets(counts[left]), self.shell[ring], points, xy), left
 
     def geometries(self) -> Geometries:
         """As geometries: lines and polygons (multi where an item has several), a MultiPoint for points.
 
+        Rings that do not end where they begin are closed.
+
         Raises:
-            shapely.errors.GEOSException, ValueError: A ring has too few coordinates or is not closed.
+            shapely.errors.GEOSException, ValueError: A ring has too few coordinates.
         """
+        kinds = self.kind
+        first = int(kinds[0]) if len(kinds) else POINT
+        if (kinds == first).all():
+            return _GEOMETRIES[first](self)
         result = np.empty(len(self), object)
         for kind in (POINT, LINE, POLYGON):
-            of = np.flatnonzero(self.kind == kind)
-            if not len(of):
-                continue
-            part = self if len(of) == len(self) else self.take(of)
-            result[of] = _GEOMETRIES[kind](part)
+            of = where(kinds == kind)
+            if len(of):
+                result[of] = _GEOMETRIES[kind](self.take(of))
         return result
 
 
 def concatenate(parts: list[Shapes]) -> Shapes:
     """The items of all parts, one part after the other."""
-    parts = [part for part in parts if len(part)]
+    parts = [part for part in parts if len(part.kind)]
     if len(parts) == 1:
         return parts[0]
     if not parts:
         return Shapes.empty()
     return Shapes(
         np.concatenate([part.kind for part in parts]),
-        offsets(np.concatenate([np.diff(part.rings) for part in parts])),
+        _chain([part.rings for part in parts]),
         np.concatenate([part.shell for part in parts]),
-        offsets(np.concatenate([np.diff(part.points) for part in parts])),
+        _chain([part.points for part in parts]),
         np.concatenate([part.xy for part in parts]),
     )
+
+
+def _chain(bounds: list[Ints]) -> Ints:
+    """Offsets of runs that follow each other."""
+    base = 0
+    result: list[Ints] = []
+    for each_ in bounds:
+        result.append(each_[:-1] + base)
+        base += int(each_[-1])
+    result.append(np.array([base]))
+    return np.concatenate(result)
+
+
+def shapes_of_wkb(column: Sequence[bytes | None]) -> tuple[Shapes, Ints, dict[int, str]]:
+    """Geometries in WKB as shapes, the row that each item is of, and by row what is wrong with it.
+
+    Points, lines and polygons of one ring, little endian and flat, are read where they lie; most features are such.
+    Everything else goes through the geometry library, which also says what is wrong with what is no WKB.
+    """
+    count = len(column)
+    data = [each_ or b"" for each_ in column]
+    # Padding: every row has a header to look at.
+    buffer = b"".join((*data, bytes(16)))
+    size = np.fromiter(map(len, data), np.int64, count)
+    start = offsets(size)[:-1]
+    numbers: npt.NDArray[Any] = np.ndarray(len(buffer) - 3, "<u4", buffer, 0, (1,))
+    kind = numbers[start + 1].astype(np.int64)
+    simple = (kind >= POINT) & (kind <= POLYGON)
+    kind[~simple] = 0
+    header = _HEADER[kind]
+    length = numbers[start + np.maximum(header - 4, 0)].astype(np.int64)
+    length[kind == POINT] = 1
+    simple &= (size == header + 16 * length) & (length >= _FEWEST[kind])
+    simple &= np.frombuffer(buffer, np.uint8)[start] == 1
+    simple &= (kind != POLYGON) | (numbers[start + 5] == 1)
+    row = where(simple)
+    first, lengths = (start + header)[row], length[row]
+    points = offsets(lengths)
+    position = np.arange(points[-1])
+    position -= points[:-1].repeat(lengths)
+    position *= 16
+    position += first.repeat(lengths)
+    pairs: npt.NDArray[Any] = np.ndarray(len(buffer) - 15, "V16", buffer, 0, (1,))
+    xy = pairs[position].view("<f8").reshape(-1, 2)
+    closed = (kind[row] != POLYGON) | (xy[points[:-1]] == xy[points[1:] - 1]).all(axis=1)
+    if not (closed.all() and np.isfinite(xy).all()):
+        row = row[:0]
+    errors: dict[int, str] = {}
+    if len(row) == count:
+        return Shapes(kind, np.arange(count + 1), simple, points, xy), row, errors
+    # The other rows; all of them when something among the simple ones needs a closer look.
+    rest = np.setdiff1d(np.arange(count), row)
+    geometries, failed = each(shapely.from_wkb, np.array([*column, None], object)[rest])
+    for number, error in failed.items():
+        errors[int(rest[number])] = f"geometry: {error}"
+    shapes, owner = shapes_of(geometries)
+    owner = rest[owner]
+    finite = np.isfinite(shapes.xy).all(axis=1)
+    if not finite.all():
+        bad = np.unique(np.arange(len(shapes)).repeat(np.diff(shapes.item_points()))[~finite])
+        errors |= dict.fromkeys(owner[bad].tolist(), "geometry: a coordinate is not finite")
+        left = where(~np.isin(owner, owner[bad]))
+        shapes, owner = shapes.take(left), owner[left]
+    if len(row):
+        these = Shapes(kind[row], np.arange(len(row) + 1), simple[row], points, xy)
+        shapes, owner = concatenate([these, shapes]), np.concatenate([row, owner])
+    return shapes, owner, errors
 
 
 def shapes_of(geometries: Geometries, kind: int | None = None) -> tuple[Shapes, Ints]:
@@ -137,7 +232,7 @@ def shapes_of(geometries: Geometries, kind: int | None = None) -> tuple[Shapes, 
         kind: Keep this kind alone (what clipping gives back of another dimension is no part of the feature).
     """
     types = shapely.get_type_id(geometries)
-    owner = np.arange(len(geometries), dtype=np.int64)
+    owner = np.arange(len(geometries))
     if len(types) and (types.min() < 0 or types.max() > 3):
         while (types == _COLLECTION).any():
             geometries, index = shapely.get_parts(geometries, return_index=True)
@@ -175,7 +270,7 @@ def _flatten(parts: Geometries, owner: Ints, kind: int) -> tuple[Shapes, Ints]:
     if kind == POINT:
         # All points of an owner are one ring.
         lengths = np.bincount(ring_owner, weights=lengths).astype(np.int64)
-        owners = np.flatnonzero(lengths)
+        owners = where(lengths > 0)
         counts = np.ones(len(owners), np.int64)
         return (
             Shapes(np.full(len(owners), kind), offsets(counts), counts.astype(np.bool_), offsets(lengths[owners]), xy),
@@ -185,7 +280,7 @@ def _flatten(parts: Geometries, owner: Ints, kind: int) -> tuple[Shapes, Ints]:
     if not full.all():
         ring_owner, shell, lengths = ring_owner[full], shell[full], lengths[full]
     counts = np.bincount(ring_owner) if len(ring_owner) else np.zeros(0, np.int64)
-    owners = np.flatnonzero(counts)
+    owners = where(counts > 0)
     return Shapes(np.full(len(owners), kind), offsets(counts[owners]), shell, offsets(lengths), xy), owners
 
 
@@ -194,18 +289,26 @@ def _points(part: Shapes) -> Geometries:
 
 
 def _lines(part: Shapes) -> Geometries:
-    if len(part.points) == len(part.rings):
-        return shapely.from_ragged_array(shapely.GeometryType.LINESTRING, part.xy, (part.points,))
-    return shapely.from_ragged_array(shapely.GeometryType.MULTILINESTRING, part.xy, (part.points, part.rings))
+    lines = shapely.linestrings(part.xy, indices=np.arange(len(part.shell)).repeat(part.lengths()))
+    if len(part.shell) == len(part.kind):
+        return lines
+    return shapely.multilinestrings(lines, indices=np.arange(len(part)).repeat(np.diff(part.rings)))
 
 
 def _polygons(part: Shapes) -> Geometries:
-    shells = np.flatnonzero(part.shell)
-    if len(shells) == len(part):
-        return shapely.from_ragged_array(shapely.GeometryType.POLYGON, part.xy, (part.points, part.rings))
-    polygons = np.append(shells, len(part.shell))
-    items = np.searchsorted(shells, part.rings)
-    return shapely.from_ragged_array(shapely.GeometryType.MULTIPOLYGON, part.xy, (part.points, polygons, items))
+    rings = shapely.linearrings(part.xy, indices=np.arange(len(part.shell)).repeat(part.lengths()))
+    if len(rings) == len(part.kind):
+        return shapely.polygons(rings)
+    # Which polygon a ring belongs to: a shell begins one.
+    polygon = part.shell.cumsum() - 1
+    polygons = shapely.polygons(rings, indices=polygon)
+    if len(polygons) == len(part.kind):
+        return polygons
+    item = np.arange(len(part)).repeat(np.diff(part.rings))[part.shell]
+    result = shapely.multipolygons(polygons, indices=item)
+    alone = np.bincount(item) == 1
+    result[alone] = polygons[np.searchsorted(item, where(alone))]
+    return result
 
 
 _GEOMETRIES = {POINT: _points, LINE: _lines, POLYGON: _polygons}

@@ -10,15 +10,17 @@ from geo_assets.tiles.encode.ragged import Ints
 Bytes = npt.NDArray[np.uint8]
 Unsigned = npt.NDArray[np.uint64]
 
+_ONE_BYTE, _TWO_BYTES = np.uint64(1 << 7), np.uint64(1 << 14)
+
 
 def sizes(values: Unsigned) -> Ints:
     """Bytes that each value takes: 1 to 10."""
-    result = np.ones(len(values), np.int64)
-    top = int(values.max()) if len(values) else 0
-    limit = 0x80
-    while top >= limit:
-        result += values >= np.uint64(limit)
-        limit <<= 7
+    result = (values >= _ONE_BYTE).astype(np.int64)
+    result += 1
+    # Few take more than two bytes.
+    more = (values >= _TWO_BYTES).nonzero()[0]
+    if len(more):
+        result[more] = 2 + sizes(values[more] >> np.uint64(14))
     return result
 
 
