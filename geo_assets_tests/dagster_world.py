@@ -68,7 +68,7 @@ class World:
             digest=workkey.feature_digest("demo", "buildings", feature_id, content),
             min_zoom=min_zoom,
             max_zoom=18,
-            vertex_count=shapely.get_num_coordinates(shape),
+            vertex_count=int(shapely.get_num_coordinates(shape)),
             event_time_ms=1_700_000_000_000 + self.edits,
         )
         edit = Edit(

@@ -4,10 +4,12 @@ Its watermark is the newest event time of anything applied. The asset is observe
 """
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from dagster import (
     AssetObservation,
+    AssetSpec,
     DagsterInstance,
     DataVersion,
     MetadataValue,
@@ -15,7 +17,7 @@ from dagster import (
     TableColumn,
     TableRecord,
     TableSchema,
-    observable_source_asset,
+    multi_observable_source_asset,
 )
 
 from geo_assets import catalog
@@ -48,22 +50,29 @@ def observation_metadata(counts: StoreCounts) -> dict[str, Any]:
     return metadata
 
 
-@observable_source_asset(  # pyright: ignore[reportCallIssue] - its overloads leave out the owners it takes
+@multi_observable_source_asset(
     name="features",
-    group_name="map",
-    owners=["team:map"],
-    tags={"domain": "vector"},
-    description=(
-        "Features of every source, in EPSG:4326, as ingest applied them: signed edits, imports and deletes. Its data "
-        "version is the watermark, the newest event time of anything applied."
-    ),
-    metadata={"crs": "EPSG:4326", "written_by": "ingest and `geo-assets import`"},
+    specs=[
+        AssetSpec(
+            FEATURES,
+            group_name="map",
+            kinds={"geopackage"},
+            owners=["team:map"],
+            tags={"domain": "vector"},
+            description=(
+                "Features of every source, in EPSG:4326, as ingest applied them: signed edits, imports and deletes. "
+                "Its data version is the watermark, the newest event time of anything applied."
+            ),
+            metadata={"crs": "EPSG:4326", "written_by": "ingest and `geo-assets import`"},
+        )
+    ],
 )
-def features(stack: StackResource) -> ObserveResult:
+def features(stack: StackResource) -> Iterator[ObserveResult]:
     """Observe the feature store: watermark and counts by layer."""
     with stack.opened() as ports:
         counts = ports.features.counts()
-    return ObserveResult(data_version=DataVersion(str(counts.watermark_ms)), metadata=observation_metadata(counts))
+    version = DataVersion(str(counts.watermark_ms))
+    yield ObserveResult(FEATURES, data_version=version, metadata=observation_metadata(counts))
 
 
 def observe_if_moved(stack: Stack, instance: DagsterInstance, now_ms: int) -> bool:
