@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -25,7 +26,8 @@ from geo_assets_tests.services.tile_world import TileWorld
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-FLAGS = ["--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+FLAGS = ["--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--disable-quic", "--no-first-run"]
+FLAGS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
 LAYERS = LayerSet((Layer("landuse"), Layer("buildings"), Layer("manholes")), max_zoom=16, attribution="© the mappers")
 MIDDLE = Tile(15, 18654, 9484)
 AROUND = [Tile(15, MIDDLE.x + dx, MIDDLE.y + dy) for dy in (-1, 0, 1) for dx in (-1, 0, 1)]
@@ -139,7 +141,7 @@ def bytes_of(tile: Tile, name: str) -> bytes:
         ],
         dtype=object,
     )
-    label = '{"name":"%s %s"}' % (tile.path, name)
+    label = json.dumps({"name": f"{tile.path} {name}"})
     pairs = np.array([0, 0]), np.array([0, 1])
     features = TileFeatures(
         ["t", "t"], ["1", '"m-1"'], ["buildings", "manholes"], shapes, [label, label], [tile], pairs[0], pairs[1]
@@ -291,7 +293,8 @@ def test_live_tiles_serves_a_map_of_another_origin(browser: Any, world: TileWorl
       const map = {{ on() {{}}, off() {{}}, getZoom: () => 15.5, getSource: () => ({{ maxzoom: 16 }}),
         getBounds: () => ({{ getWest: () => 24, getEast: () => 26, getSouth: () => 60, getNorth: () => 61 }}),
         refreshTiles: (source, tiles) => asked.push([source, tiles]) }};
-      window.live = liveTiles(map, {{ source: 'mine', url: '{client.base_url}/events', onStatus: (on) => {{ window.open_ = on; }} }});
+      const onStatus = (on) => {{ window.open_ = on; }};
+      window.live = liveTiles(map, {{ source: 'mine', url: '{client.base_url}/events', onStatus }});
     </script>"""
     page = browser.new_page()
     # Another port is another origin; a browser lets a page of a public name reach no loopback address.

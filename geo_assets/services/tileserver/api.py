@@ -40,18 +40,29 @@ def operations(max_zoom: int) -> list[oa.Operation]:
     unavailable = _problem("Ledger, store or log do not answer now; Retry-After says when to ask again.")
     return [
         oa.Operation(
-            "get", "/tiles/{z}/{x}/{y}.mvt", "getTile", "A tile",
+            "get",
+            "/tiles/{z}/{x}/{y}.mvt",
+            "getTile",
+            "A tile",
             {
                 200: oa.Answer(
                     "The tile, as gzip where the client accepts it.",
-                    {"application/vnd.mapbox-vector-tile": {"type": "string", "contentMediaType": "application/vnd.mapbox-vector-tile"}},
+                    {
+                        "application/vnd.mapbox-vector-tile": {
+                            "type": "string",
+                            "contentMediaType": "application/vnd.mapbox-vector-tile",
+                        }
+                    },
                     {
                         "ETag": "sha256 of the uncompressed tile, as a weak entity tag.",
                         "X-Tile-Revision": "The ledger's counter for this tile.",
                         "Cache-Control": "`no-cache`; immutable when `v` names the current revision or hash.",
                     },
                 ),
-                204: oa.Answer("Nothing is drawn in it, or it was never built.", headers={"X-Tile-Revision": "0 when it was never built."}),
+                204: oa.Answer(
+                    "Nothing is drawn in it, or it was never built.",
+                    headers={"X-Tile-Revision": "0 when it was never built."},
+                ),
                 304: oa.Answer("The client has it."),
                 404: _problem("There is no such tile: a number is malformed or out of range."),
                 503: _problem("The tile's object is missing or damaged, or a port does not answer."),
@@ -61,17 +72,36 @@ def operations(max_zoom: int) -> list[oa.Operation]:
                 _whole("z", "path", "Zoom.", max_zoom),
                 _whole("x", "path", "Column from the west.", (1 << max_zoom) - 1),
                 _whole("y", "path", "Row from the north.", (1 << max_zoom) - 1),
-                oa.Parameter("v", "query", "Revision, or at least 16 digits of the hash, that the caller expects.", _TEXT),
+                oa.Parameter(
+                    "v", "query", "Revision, or at least 16 digits of the hash, that the caller expects.", _TEXT
+                ),
             ],
         ),
-        oa.Operation("get", "/tiles.json", "getTileJson", "TileJSON 3.0 of the tiles", {**_document(models.TileJson, "TileJSON."), 503: unavailable}, tag="tiles"),
-        oa.Operation("get", "/style.json", "getStyle", "A MapLibre style that shows every layer", _document({"type": "object"}, "Style."), tag="tiles"),
         oa.Operation(
-            "get", "/events", "getEvents", "Changes of tiles, as they are committed (server-sent events)",
+            "get",
+            "/tiles.json",
+            "getTileJson",
+            "TileJSON 3.0 of the tiles",
+            {**_document(models.TileJson, "TileJSON."), 503: unavailable},
+            tag="tiles",
+        ),
+        oa.Operation(
+            "get",
+            "/style.json",
+            "getStyle",
+            "A MapLibre style that shows every layer",
+            _document({"type": "object"}, "Style."),
+            tag="tiles",
+        ),
+        oa.Operation(
+            "get",
+            "/events",
+            "getEvents",
+            "Changes of tiles, as they are committed (server-sent events)",
             {
                 200: oa.Answer(
-                    "Unnamed events carry a TileChange; `reset` says that everything must be loaded again, `dropped` that the client was "
-                    "too slow and should connect again. Every id is a resume point.",
+                    "Unnamed events carry a TileChange; `reset` says that everything must be loaded again, `dropped` "
+                    "that the client was too slow and should connect again. Every id is a resume point.",
                     {"text/event-stream": {"type": "string"}},
                 ),
                 400: _problem("A parameter is malformed."),
@@ -87,19 +117,57 @@ def operations(max_zoom: int) -> list[oa.Operation]:
             ],
         ),
         oa.Operation(
-            "get", "/coverage", "getCoverage", "What the ledger knows of every tile of a box at one zoom",
-            {200: oa.Answer("The tiles.", {JSON: models.Coverage}), 400: _problem("A parameter is malformed, or the box holds too many tiles."), 503: unavailable},
+            "get",
+            "/coverage",
+            "getCoverage",
+            "What the ledger knows of every tile of a box at one zoom",
+            {
+                200: oa.Answer("The tiles.", {JSON: models.Coverage}),
+                400: _problem("A parameter is malformed, or the box holds too many tiles."),
+                503: unavailable,
+            },
             tag="tiles",
-            parameters=[oa.Parameter("bbox", "query", _BOX, _BOX_SCHEMA, required=True), _whole("zoom", "query", "Zoom of the tiles.", max_zoom, required=True)],
+            parameters=[
+                oa.Parameter("bbox", "query", _BOX, _BOX_SCHEMA, required=True),
+                _whole("zoom", "query", "Zoom of the tiles.", max_zoom, required=True),
+            ],
         ),
-        oa.Operation("get", "/page.json", "getPageConfig", "What the map page must know", _document(models.PageConfig, "Configuration."), tag="page"),
-        oa.Operation("get", "/healthz", "getHealth", "Whether the process lives", {200: oa.Answer("It does.", {JSON: models.Health})}, tag="operation"),
         oa.Operation(
-            "get", "/readyz", "getReadiness", "Whether ledger, store and log answer",
-            {200: oa.Answer("They do.", {JSON: models.Health}), 503: oa.Answer("Not all of them.", {JSON: models.Health})}, tag="operation",
+            "get",
+            "/page.json",
+            "getPageConfig",
+            "What the map page must know",
+            _document(models.PageConfig, "Configuration."),
+            tag="page",
         ),
-        oa.Operation("get", "/metrics", "getMetrics", "Figures for Prometheus", {200: oa.Answer("Text format 0.0.4.", {"text/plain": _TEXT})}, tag="operation"),
-    ]  # fmt: skip
+        oa.Operation(
+            "get",
+            "/healthz",
+            "getHealth",
+            "Whether the process lives",
+            {200: oa.Answer("It does.", {JSON: models.Health})},
+            tag="operation",
+        ),
+        oa.Operation(
+            "get",
+            "/readyz",
+            "getReadiness",
+            "Whether ledger, store and log answer",
+            {
+                200: oa.Answer("They do.", {JSON: models.Health}),
+                503: oa.Answer("Not all of them.", {JSON: models.Health}),
+            },
+            tag="operation",
+        ),
+        oa.Operation(
+            "get",
+            "/metrics",
+            "getMetrics",
+            "Figures for Prometheus",
+            {200: oa.Answer("Text format 0.0.4.", {"text/plain": _TEXT})},
+            tag="operation",
+        ),
+    ]
 
 
 def openapi(url: str, version: str, max_zoom: int) -> dict[str, Any]:

@@ -192,7 +192,7 @@ class _TileServer:
             tiles=[self.settings.tiles_url + "/tiles/{z}/{x}/{y}.mvt"],
             minzoom=0,
             maxzoom=self.layers.max_zoom,
-            bounds=tuple(shown),
+            bounds=(shown.west, shown.south, shown.east, shown.north),
             center=coverage.center(shown, self.layers.max_zoom),
             attribution=self.layers.attribution,
             vector_layers=layers,
@@ -245,9 +245,13 @@ class _TileServer:
             answer = await anyio.to_thread.run_sync(coverage.coverage, self.ledger, box, zoom)
         except coverage.TooWide as error:
             raise problems.ProblemError(
-                400, "too-wide", f"The box holds {error.tiles} tiles of zoom {zoom}; ask for a smaller one, or a lower zoom.",
-                field="bbox", value=error.tiles, limit=coverage.MOST_TILES,
-            ) from None  # fmt: skip
+                400,
+                "too-wide",
+                f"The box holds {error.tiles} tiles of zoom {zoom}; ask for a smaller one, or a lower zoom.",
+                field="bbox",
+                value=error.tiles,
+                limit=coverage.MOST_TILES,
+            ) from None
         return Response(
             answer.model_dump_json(exclude_none=True), media_type=JSON, headers={"Cache-Control": "no-store"}
         )
@@ -438,10 +442,18 @@ def _content_security_policy(settings: Settings) -> str:
     """No inline script, no other origin than the tile server's public one."""
     url = urlsplit(settings.tiles_url)
     public = f"{url.scheme}://{url.netloc}"
-    return "; ".join((
-        "default-src 'none'", "script-src 'self'", "worker-src 'self'", "style-src 'self'", "img-src 'self' data: blob:",
-        f"connect-src 'self' {public}", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'self'",
-    ))  # fmt: skip
+    policy = {
+        "default-src": "'none'",
+        "script-src": "'self'",
+        "worker-src": "'self'",
+        "style-src": "'self'",
+        "img-src": "'self' data: blob:",
+        "connect-src": f"'self' {public}",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+        "frame-ancestors": "'self'",
+    }
+    return "; ".join(f"{name} {sources}" for name, sources in policy.items())
 
 
 def _kind(path: str) -> str:

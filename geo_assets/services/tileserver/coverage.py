@@ -55,8 +55,9 @@ def tiles_of(box: Box, zoom: int) -> list[Tile]:
 
 
 def state_name(state: TileState) -> TileStateName:
-    """The first that holds of: `failed` (given up, or not published when last tried), `dirty`, `never` (nobody built
-    it), `empty`, `present`.
+    """The first that holds of `failed`, `dirty`, `never`, `empty` and `present`.
+
+    `failed` is a dirty tile that was given up, or not published when last tried; `never` is one that nobody built.
     """
     if state.dirty and (state.given_up >= state.wanted or state.error is not None):
         return "failed"
@@ -107,8 +108,9 @@ def bounds(ledger: Ledger, counts: LedgerCounts) -> Box | None:
 
 
 def center(box: Box, max_zoom: int) -> tuple[float, float, float]:
-    """Longitude and latitude in degrees of a box's middle, and a zoom at which it about fills a window of 1,024 by 768
-    pixels (at zoom 0 the world is 512 pixels wide, as map libraries count).
+    """Where a map should open: longitude and latitude in degrees of a box's middle, and a zoom.
+
+    At that zoom the box about fills a window of 1,024 by 768 pixels; the world of zoom 0 is 512 pixels wide.
     """
     left, top = _fractions(box.west, box.north)
     right, bottom = _fractions(box.east, box.south)

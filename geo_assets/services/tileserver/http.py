@@ -94,6 +94,7 @@ class Envelope:
         self._app, self._metrics, self._kind, self._known = app, metrics, kind, known
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

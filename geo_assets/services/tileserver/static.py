@@ -1,4 +1,4 @@
-"""Files of the map page and the libraries npm put beside them, by an explicit list: no path of a request is ever opened."""
+"""Files of the map page and what npm put beside them, by an explicit list: no path of a request is ever opened."""
 
 from __future__ import annotations
 

@@ -140,8 +140,9 @@ class Client:
         self._wake = asyncio.Event()
 
     def offer(self, delivery: Delivery) -> bool:
-        """Queue a delivery; False when the client is too slow for it and is dropped. What was queued goes then: the
-        resume point brings it again.
+        """Queue a delivery; False when the client is too slow for it and is dropped.
+
+        What was queued goes then: the resume point brings it again.
         """
         if self.dropped or self.ended:
             return True
@@ -344,8 +345,9 @@ class ChangeHub:
             return [], "unreadable"
 
     def _replay(self, ranges: Mapping[int, tuple[int, int]], wanted: Filter) -> list[bytes]:
-        """The newest change of every wanted tile in these offsets. They carry no id of their own: until all of them
-        are sent, the point to resume from is the one the client has.
+        """The newest change of every wanted tile in these offsets.
+
+        They carry no id: until all of them are sent, the point to resume from is the one the client has.
         """
         newest: dict[tuple[int, int, int], _Announced] = {}
         for partition, (offset, end) in ranges.items():
@@ -421,8 +423,9 @@ class ChangeHub:
         return hashlib.sha256(f"{epoch}|{self._log.topic_id(TILE_UPDATED)}".encode()).hexdigest()[:12]
 
     def _next_records(self, positions: dict[int, int]) -> tuple[list[Record], bool]:
-        """Records from the positions on, which move past them; True when a position is no longer in the log (they are
-        set to its ends then).
+        """Records from the positions on, which move past them.
+
+        True when a position is no longer in the log: the positions are set to its ends then.
         """
         extents = self._log.extents(TILE_UPDATED)
         records: list[Record] = []

@@ -63,8 +63,26 @@ _AREA: Final = ["in", ["geometry-type"], ["literal", ["Polygon", "MultiPolygon"]
 _LINE: Final = ["in", ["geometry-type"], ["literal", ["LineString", "MultiLineString"]]]
 _POINT: Final = ["in", ["geometry-type"], ["literal", ["Point", "MultiPoint"]]]
 
-_GREEN: Final = ("park", "garden", "grass", "forest", "wood", "meadow", "scrub", "grassland", "heath", "village_green",
-                 "recreation_ground", "cemetery", "allotments", "nature_reserve", "golf_course", "flowerbed", "wetland", "green")  # fmt: skip
+_GREEN: Final = (
+    "park",
+    "garden",
+    "grass",
+    "forest",
+    "wood",
+    "meadow",
+    "scrub",
+    "grassland",
+    "heath",
+    "village_green",
+    "recreation_ground",
+    "cemetery",
+    "allotments",
+    "nature_reserve",
+    "golf_course",
+    "flowerbed",
+    "wetland",
+    "green",
+)
 _SPORT: Final = ("pitch", "playground", "track", "sports_centre")
 _SQUARE: Final = ("pedestrian", "footway", "square", "platform", "marketplace")
 _LEARNING: Final = (
@@ -153,19 +171,32 @@ def _one_of(*classes: str) -> list[Any]:
 
 def _landuse(name: str) -> list[dict[str, Any]]:
     colour = [
-        "match", _CLASS,
-        list(_GREEN), "#d3e8c4",
-        list(_SPORT), "#c9e6cd",
-        list(_SQUARE), "#f1ece3",
-        ["sand", "beach"], "#f5ecc9",
-        ["bare_rock"], "#e2deda",
-        list(_LEARNING), "#f3ead9",
-        list(_WORK), "#efebe8",
-        ["residential"], "#f2eee8",
+        "match",
+        _CLASS,
+        list(_GREEN),
+        "#d3e8c4",
+        list(_SPORT),
+        "#c9e6cd",
+        list(_SQUARE),
+        "#f1ece3",
+        ["sand", "beach"],
+        "#f5ecc9",
+        ["bare_rock"],
+        "#e2deda",
+        list(_LEARNING),
+        "#f3ead9",
+        list(_WORK),
+        "#efebe8",
+        ["residential"],
+        "#f2eee8",
         "#dfe9d2" if name.lower() not in ("landuse", "land") else "#f0ece5",
-    ]  # fmt: skip
+    ]
     return [
-        {"id": f"{name}-fill", "type": "fill", "paint": {"fill-color": colour, "fill-opacity": ["interpolate", ["linear"], ["zoom"], 10, 0.7, 14, 1]}},
+        {
+            "id": f"{name}-fill",
+            "type": "fill",
+            "paint": {"fill-color": colour, "fill-opacity": ["interpolate", ["linear"], ["zoom"], 10, 0.7, 14, 1]},
+        },
         {
             "id": f"{name}-edge",
             "type": "line",
@@ -173,7 +204,7 @@ def _landuse(name: str) -> list[dict[str, Any]]:
             "filter": ["all", _AREA, _one_of(*_SPORT, *_SQUARE)],
             "paint": {"line-color": "#c8c9b4", "line-width": 0.7},
         },
-    ]  # fmt: skip
+    ]
 
 
 def _water(name: str) -> list[dict[str, Any]]:
@@ -205,8 +236,18 @@ def _buildings(name: str) -> list[dict[str, Any]]:
             "type": "fill",
             "filter": _AREA,
             "paint": {
-                "fill-color": ["case", ["boolean", ["feature-state", "hover"], False], "#d4bfa0",
-                               ["match", _CLASS, ["church", "cathedral", "chapel", "public", "government", "civic", "museum", "train_station"], "#e6d3ba", "#e6ddd1"]],
+                "fill-color": [
+                    "case",
+                    ["boolean", ["feature-state", "hover"], False],
+                    "#d4bfa0",
+                    [
+                        "match",
+                        _CLASS,
+                        ["church", "cathedral", "chapel", "public", "government", "civic", "museum", "train_station"],
+                        "#e6d3ba",
+                        "#e6ddd1",
+                    ],
+                ],
                 "fill-opacity": ["interpolate", ["linear"], ["zoom"], 13, 0.6, 15, 1],
             },
         },
@@ -216,7 +257,7 @@ def _buildings(name: str) -> list[dict[str, Any]]:
             "minzoom": 14,
             "paint": {"line-color": "#cbbca6", "line-width": ["interpolate", ["linear"], ["zoom"], 14, 0.3, 18, 1.1]},
         },
-    ]  # fmt: skip
+    ]
 
 
 def _paths(name: str) -> list[dict[str, Any]]:
@@ -254,15 +295,34 @@ def _roads(name: str) -> list[dict[str, Any]]:
         layout = {"line-cap": "round", "line-join": "round"}
         shown = {"minzoom": 14.0} if kind == "service" else {}
         tunnel = ["case", ["boolean", ["get", "tunnel"], False], 0.35, 1]
-        casings.append({
-            "id": f"{name}-{kind}-casing", "type": "line", **shown, "filter": ["all", _LINE, picked], "layout": layout,
-            "paint": {"line-color": casing, "line-opacity": tunnel,
-                      "line-width": _zoomed(12, far + (0.8 if far else 0), 15, mid + 1.5, 18, near + 2.5)},
-        })  # fmt: skip
-        fills.append({
-            "id": f"{name}-{kind}", "type": "line", **shown, "filter": ["all", _LINE, picked], "layout": layout,
-            "paint": {"line-color": fill, "line-opacity": tunnel, "line-width": _zoomed(12, far, 15, mid, 18, near)},
-        })  # fmt: skip
+        casings.append(
+            {
+                "id": f"{name}-{kind}-casing",
+                "type": "line",
+                **shown,
+                "filter": ["all", _LINE, picked],
+                "layout": layout,
+                "paint": {
+                    "line-color": casing,
+                    "line-opacity": tunnel,
+                    "line-width": _zoomed(12, far + (0.8 if far else 0), 15, mid + 1.5, 18, near + 2.5),
+                },
+            }
+        )
+        fills.append(
+            {
+                "id": f"{name}-{kind}",
+                "type": "line",
+                **shown,
+                "filter": ["all", _LINE, picked],
+                "layout": layout,
+                "paint": {
+                    "line-color": fill,
+                    "line-opacity": tunnel,
+                    "line-width": _zoomed(12, far, 15, mid, 18, near),
+                },
+            }
+        )
     return casings + fills
 
 
@@ -270,13 +330,40 @@ def _rail(name: str) -> list[dict[str, Any]]:
     light = _one_of("tram", "subway", "light_rail")
     under = ["boolean", ["get", "tunnel"], False]
     return [
-        {"id": f"{name}-light", "type": "line", "minzoom": 14, "filter": light,
-         "paint": {"line-color": "#b3a6b8", "line-width": _zoomed(14, 0.6, 18, 1.8), "line-opacity": ["case", under, 0.3, 0.9]}},
-        {"id": f"{name}-track", "type": "line", "filter": ["!", light],
-         "paint": {"line-color": "#a29a94", "line-width": _zoomed(12, 0.9, 18, 3.6), "line-opacity": ["case", under, 0.3, 1]}},
-        {"id": f"{name}-sleepers", "type": "line", "minzoom": 14, "filter": ["!", light],
-         "paint": {"line-color": "#f7f4ef", "line-width": _zoomed(14, 0.7, 18, 2.2), "line-dasharray": ["literal", [3, 3]], "line-opacity": ["case", under, 0.3, 1]}},
-    ]  # fmt: skip
+        {
+            "id": f"{name}-light",
+            "type": "line",
+            "minzoom": 14,
+            "filter": light,
+            "paint": {
+                "line-color": "#b3a6b8",
+                "line-width": _zoomed(14, 0.6, 18, 1.8),
+                "line-opacity": ["case", under, 0.3, 0.9],
+            },
+        },
+        {
+            "id": f"{name}-track",
+            "type": "line",
+            "filter": ["!", light],
+            "paint": {
+                "line-color": "#a29a94",
+                "line-width": _zoomed(12, 0.9, 18, 3.6),
+                "line-opacity": ["case", under, 0.3, 1],
+            },
+        },
+        {
+            "id": f"{name}-sleepers",
+            "type": "line",
+            "minzoom": 14,
+            "filter": ["!", light],
+            "paint": {
+                "line-color": "#f7f4ef",
+                "line-width": _zoomed(14, 0.7, 18, 2.2),
+                "line-dasharray": ["literal", [3, 3]],
+                "line-opacity": ["case", under, 0.3, 1],
+            },
+        },
+    ]
 
 
 def _parcels(name: str) -> list[dict[str, Any]]:
@@ -297,38 +384,74 @@ def _parcels(name: str) -> list[dict[str, Any]]:
 
 def _boundaries(name: str) -> list[dict[str, Any]]:
     return [
-        {"id": f"{name}-line", "type": "line", "layout": {"line-join": "round"},
-         "paint": {"line-color": "#9a7fa8", "line-width": _zoomed(4, 0.8, 14, 2.2), "line-dasharray": ["literal", [4, 2, 1, 2]]}}
-    ]  # fmt: skip
+        {
+            "id": f"{name}-line",
+            "type": "line",
+            "layout": {"line-join": "round"},
+            "paint": {
+                "line-color": "#9a7fa8",
+                "line-width": _zoomed(4, 0.8, 14, 2.2),
+                "line-dasharray": ["literal", [4, 2, 1, 2]],
+            },
+        }
+    ]
 
 
 def _trees(name: str) -> list[dict[str, Any]]:
     return [
-        {"id": f"{name}-dot", "type": "circle",
-         "paint": {"circle-color": "#8fbf7f", "circle-opacity": 0.65, "circle-radius": _zoomed(16, 1.4, 20, 9)}}
-    ]  # fmt: skip
+        {
+            "id": f"{name}-dot",
+            "type": "circle",
+            "paint": {"circle-color": "#8fbf7f", "circle-opacity": 0.65, "circle-radius": _zoomed(16, 1.4, 20, 9)},
+        }
+    ]
 
 
 def _dots(colour: Any, minzoom: float, far: float, near: float) -> Callable[[str], list[dict[str, Any]]]:
     def shape(name: str) -> list[dict[str, Any]]:
         return [
-            {"id": f"{name}-dot", "type": "circle", "minzoom": minzoom,
-             "paint": {"circle-color": colour, "circle-radius": ["interpolate", ["linear"], ["zoom"], minzoom, far, 19, near],
-                       "circle-stroke-color": "#ffffff", "circle-stroke-width": ["interpolate", ["linear"], ["zoom"], minzoom, 0.5, 18, 1.4]}}
-        ]  # fmt: skip
+            {
+                "id": f"{name}-dot",
+                "type": "circle",
+                "minzoom": minzoom,
+                "paint": {
+                    "circle-color": colour,
+                    "circle-radius": ["interpolate", ["linear"], ["zoom"], minzoom, far, 19, near],
+                    "circle-stroke-color": "#ffffff",
+                    "circle-stroke-width": ["interpolate", ["linear"], ["zoom"], minzoom, 0.5, 18, 1.4],
+                },
+            }
+        ]
 
     return shape
 
 
 _POI_COLOUR: Final = [
-    "match", _CLASS,
-    ["restaurant", "cafe", "bar", "pub", "fast_food", "food_court", "ice_cream", "biergarten", "nightclub"], "#d9803f",
-    ["hotel", "hostel", "guest_house", "apartment"], "#7a6bb5",
-    ["museum", "attraction", "artwork", "gallery", "viewpoint", "memorial", "monument", "theatre", "cinema", "arts_centre"], "#a8577e",
-    ["hospital", "clinic", "doctors", "dentist", "pharmacy"], "#cf4a4a",
-    ["playground", "sports_centre", "fitness_centre", "slipway"], "#4f9a5b",
+    "match",
+    _CLASS,
+    ["restaurant", "cafe", "bar", "pub", "fast_food", "food_court", "ice_cream", "biergarten", "nightclub"],
+    "#d9803f",
+    ["hotel", "hostel", "guest_house", "apartment"],
+    "#7a6bb5",
+    [
+        "museum",
+        "attraction",
+        "artwork",
+        "gallery",
+        "viewpoint",
+        "memorial",
+        "monument",
+        "theatre",
+        "cinema",
+        "arts_centre",
+    ],
+    "#a8577e",
+    ["hospital", "clinic", "doctors", "dentist", "pharmacy"],
+    "#cf4a4a",
+    ["playground", "sports_centre", "fitness_centre", "slipway"],
+    "#4f9a5b",
     "#6e8399",
-]  # fmt: skip
+]
 
 _SHAPES: Final[tuple[tuple[str, Callable[[str], list[dict[str, Any]]]], ...]] = (
     ("landuse", _landuse),
@@ -423,10 +546,15 @@ def _place_label(far: float, near: float, colour: str, until: float) -> Callable
 def _house_numbers(name: str) -> list[dict[str, Any]]:
     return [
         {"id": f"{name}-name", "type": "symbol", "minzoom": 16, "filter": _HAS_NAME, **_text("#7d6b55", 11)},
-        {"id": f"{name}-number", "type": "symbol", "minzoom": 17.2, "filter": ["has", "housenumber"],
-         "layout": {"text-field": ["to-string", ["get", "housenumber"]], "text-font": FONT, "text-size": 10},
-         "paint": {"text-color": "#9a8872", "text-halo-color": "#efe8de", "text-halo-width": 1}},
-    ]  # fmt: skip
+        {
+            "id": f"{name}-number",
+            "type": "symbol",
+            "minzoom": 17.2,
+            "filter": ["has", "housenumber"],
+            "layout": {"text-field": ["to-string", ["get", "housenumber"]], "text-font": FONT, "text-size": 10},
+            "paint": {"text-color": "#9a8872", "text-halo-color": "#efe8de", "text-halo-width": 1},
+        },
+    ]
 
 
 _LABELS: Final[tuple[tuple[str, Callable[[str], list[dict[str, Any]]]], ...]] = (
@@ -448,13 +576,31 @@ _LABELS: Final[tuple[tuple[str, Callable[[str], list[dict[str, Any]]]], ...]] = 
 def _plain(name: str, colour: str) -> list[dict[str, Any]]:
     return [
         {"id": f"{name}-fill", "type": "fill", "filter": _AREA, "paint": {"fill-color": colour, "fill-opacity": 0.22}},
-        {"id": f"{name}-edge", "type": "line", "filter": _AREA, "paint": {"line-color": colour, "line-width": _zoomed(10, 0.6, 18, 1.6)}},
-        {"id": f"{name}-line", "type": "line", "filter": _LINE, "layout": {"line-cap": "round", "line-join": "round"},
-         "paint": {"line-color": colour, "line-width": _zoomed(8, 1.0, 18, 4)}},
-        {"id": f"{name}-dot", "type": "circle", "filter": _POINT,
-         "paint": {"circle-color": colour, "circle-radius": ["interpolate", ["linear"], ["zoom"], 6, 2, 18, 6],
-                   "circle-stroke-color": "#ffffff", "circle-stroke-width": 1.2}},
-    ]  # fmt: skip
+        {
+            "id": f"{name}-edge",
+            "type": "line",
+            "filter": _AREA,
+            "paint": {"line-color": colour, "line-width": _zoomed(10, 0.6, 18, 1.6)},
+        },
+        {
+            "id": f"{name}-line",
+            "type": "line",
+            "filter": _LINE,
+            "layout": {"line-cap": "round", "line-join": "round"},
+            "paint": {"line-color": colour, "line-width": _zoomed(8, 1.0, 18, 4)},
+        },
+        {
+            "id": f"{name}-dot",
+            "type": "circle",
+            "filter": _POINT,
+            "paint": {
+                "circle-color": colour,
+                "circle-radius": ["interpolate", ["linear"], ["zoom"], 6, 2, 18, 6],
+                "circle-stroke-color": "#ffffff",
+                "circle-stroke-width": 1.2,
+            },
+        },
+    ]
 
 
 def _plain_label(name: str, colour: str) -> dict[str, Any]:
