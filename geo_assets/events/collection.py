@@ -331,6 +331,8 @@ class _Scanner:
     def value(self, limit: int) -> bytes | None:
         """The text of the value that begins here, the place moved behind it; None where it is longer than `limit`."""
         first = self.next()
+        if first < 0:
+            raise Refused("schema", "$", explanation="no JSON: the body ends in the middle")
         start: int | None = self.at
         if first in _OPENING:
             pattern = _TO_BRACE if first == ord("{") else _TO_BRACKET

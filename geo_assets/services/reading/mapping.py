@@ -57,7 +57,7 @@ class Rule(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    layer: str
+    layer: str | None = Field(description="None: what the feature itself says, or the name of its table.")
     geometry: frozenset[Kind] = Field(default=frozenset({"point", "line", "area"}), min_length=1)
     origins: frozenset[Origin] | None = Field(default=None, alias="from", description="OpenStreetMap files only.")
     table: str | None = Field(default=None, description="Only this table of a file that has several.")
@@ -97,8 +97,10 @@ class LayerMapping(BaseModel):
     rules: tuple[Rule, ...] = Field(min_length=1)
 
     @classmethod
-    def single(cls, layer: str, *, id_column: str | None = None, version_column: str | None = None) -> LayerMapping:
-        """Everything into one layer, every attribute as it is."""
+    def single(
+        cls, layer: str | None, *, id_column: str | None = None, version_column: str | None = None
+    ) -> LayerMapping:
+        """Everything into one layer (None: that of its table), every attribute as it is."""
         return cls(id=id_column, version=version_column, rules=(Rule(layer=layer),))
 
     def rule(
@@ -118,7 +120,7 @@ class LayerMapping(BaseModel):
     @property
     def layers(self) -> frozenset[str]:
         """Names of all layers that it writes."""
-        return frozenset(rule.layer for rule in self.rules)
+        return frozenset(rule.layer for rule in self.rules if rule.layer is not None)
 
 
 def load_mapping(path: Path) -> LayerMapping:

@@ -26,25 +26,33 @@ _LINE_WKB = Struct("<BII")
 """Byte order (1: little endian), geometry type (2 line, 5 multiline) and count (OGC 06-103r4, section 8.2)."""
 
 
-def open_osm(path: Path, mapping: LayerMapping) -> Reading:
+def open_osm(path: Path, mapping: LayerMapping, form: str = "osm.pbf") -> Reading:
     """Read an OpenStreetMap file; ids are the object's times ten plus 1 (node), 2 (way) or 3 (relation).
+
+    Args:
+        path: The file.
+        mapping: Rules by tags; each must name its layer.
+        form: `osm.pbf` or `osm` (XML), whatever the file is called.
 
     Raises:
         ReadingError: It is no OpenStreetMap file.
     """
+    if any(rule.layer is None for rule in mapping.rules):
+        raise ReadingError(f"{path}: a rule for OpenStreetMap objects must name its layer")
+    file = osmium.io.File(str(path), form.removeprefix("osm."))
     try:
-        with osmium.io.Reader(str(path), osmium.osm.NOTHING) as reader:
+        with osmium.io.Reader(file, osmium.osm.NOTHING) as reader:
             reader.header()
     except RuntimeError as error:
         raise ReadingError(f"{path}: not a readable OpenStreetMap file ({_first_line(error)})") from error
-    return Reading(path, "OpenStreetMap", "EPSG:4326", None, lambda left_out: _read(path, mapping, left_out))
+    return Reading(path, "OpenStreetMap", "EPSG:4326", None, lambda left_out: _read(path, file, mapping, left_out))
 
 
-def _read(path: Path, mapping: LayerMapping, left_out: Counter[str]) -> Iterator[bytes]:
+def _read(path: Path, file: Any, mapping: LayerMapping, left_out: Counter[str]) -> Iterator[bytes]:
     factory = osmium.geom.WKBFactory()
     # Closed ways that a rule wants as an area: what the assembler does not give back is no valid ring.
     awaited: set[int] = set()
-    processor = osmium.FileProcessor(str(path)).with_areas().with_filter(EmptyTagFilter())
+    processor = osmium.FileProcessor(file).with_areas().with_filter(EmptyTagFilter())
     try:
         for item in processor:
             tags = {tag.k: tag.v for tag in item.tags}

@@ -45,11 +45,40 @@ class Reading:
         return self.read(self.left_out)
 
 
+_ALL = frozenset({"point", "line", "area"})
+_KINDS = {
+    1: frozenset({"point"}),
+    2: frozenset({"line"}),
+    3: frozenset({"area"}),
+    4: frozenset({"point"}),
+    5: frozenset({"line"}),
+    6: frozenset({"area"}),
+}
+_NAMES = {"Point": 1, "LineString": 2, "Polygon": 3, "MultiPoint": 4, "MultiLineString": 5, "MultiPolygon": 6}
+
+
+def kinds_of_wkb(shape: bytes | None) -> frozenset[str]:
+    """`point`, `line` or `area` by the type in a WKB's head; all three where that does not say."""
+    if shape is None or len(shape) < 5:
+        return _ALL
+    code = int.from_bytes(shape[1:5], "little" if shape[0] else "big")
+    # ISO adds thousands for Z and M (OGC 06-103r4, table 7), EWKB sets the topmost bits.
+    return _KINDS.get((code & 0x0FFFFFFF) % 1000, _ALL)
+
+
+def kinds_of_type(name: str | None) -> frozenset[str]:
+    """`point`, `line` or `area` by GeoJSON's name of a geometry type; all three where that does not say."""
+    return _KINDS.get(_NAMES.get(name or "", 0), _ALL)
+
+
 def feature_json(
-    feature_id: int | str, version: int | None, layer: str | None, properties: dict[str, Any], geometry: str | None
+    feature_id: Any, version: Any, layer: str | None, properties: dict[str, Any], geometry: str | None
 ) -> bytes:
-    """One feature as JSON; the geometry as hex WKB, or None."""
-    feature: dict[str, Any] = {"type": "Feature", "id": feature_id}
+    """One feature as JSON; the geometry as hex WKB, or None. An id or version of None is left out."""
+    # The action is said, so that a column of that name is an attribute and deletes nothing.
+    feature: dict[str, Any] = {"type": "Feature", "action": "update"}
+    if feature_id is not None:
+        feature["id"] = feature_id
     if version is not None:
         feature["version"] = version
     if layer is not None:
