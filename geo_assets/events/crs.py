@@ -316,11 +316,12 @@ def _near(crs: str, places: npt.NDArray[np.float64]) -> None:
     if east < west:
         east += 360
     dx, dy = max(MIN_MARGIN, east - west), max(MIN_MARGIN, north - south)
-    lon_min, lat_min = places.min(axis=0).tolist()
-    lon_max, lat_max = places.max(axis=0).tolist()
-    inside_x = any(west - dx <= lon_min + turn and lon_max + turn <= east + dx for turn in (0, 360, -360))
-    if not (inside_x and south - dy <= lat_min and lat_max <= north + dy):
-        found = f"{lon_min:.5f},{lat_min:.5f},{lon_max:.5f},{lat_max:.5f}"
+    # Degrees from the middle of the area, the shorter way around the globe.
+    off = np.abs((places[:, 0] - (west + east) / 2 + 180.0) % 360.0 - 180.0)
+    far = (off > (east - west) / 2 + dx) | (places[:, 1] < south - dy) | (places[:, 1] > north + dy)
+    if far.any():
+        lon, lat = places[int(far.argmax())].tolist()
+        found = f"lon {lon:.5f}, lat {lat:.5f}"
         limit = ",".join(f"{n:g}" for n in area.bounds)
         raise Refused(
             "unknown_crs", "geometry", found, limit, f"far outside the area of use of {crs} ({shorten(area.name)})"

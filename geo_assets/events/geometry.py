@@ -36,7 +36,7 @@ HAIR = 1e-9
 _make = cast(Any, shapely)
 """For the constructors, which are typed as giving a geometry or an array of them."""
 
-_HEX = re.compile(r"(?:[0-9A-Fa-f]{2})+", re.ASCII)
+_HEX = re.compile(r"[0-9A-Fa-f]+", re.ASCII)
 _EWKT = re.compile(r"\s*SRID\s*=\s*([0-9]{1,9})\s*;", re.IGNORECASE | re.ASCII)
 _KINDS = (
     "Point",
@@ -48,6 +48,7 @@ _KINDS = (
     "MultiPolygon",
     "GeometryCollection",
 )
+_GEOJSON_KINDS = tuple(kind for kind in _KINDS if kind != "LinearRing")
 _NUMBERS = frozenset({int, float})
 
 
@@ -120,6 +121,8 @@ class _Reader:
             raise refuse("a member of a GeometryCollection is no object", "schema", value)
         members = cast(dict[str, Any], value)
         kind = members.get("type")
+        if kind not in _GEOJSON_KINDS:
+            raise refuse("is none of GeoJSON's geometry types", "schema", kind, ", ".join(_GEOJSON_KINDS))
         if kind == "GeometryCollection":
             if depth >= MAX_NESTING:
                 raise refuse(f"collections within collections, more than {MAX_NESTING} levels", "too_large")
@@ -137,11 +140,7 @@ class _Reader:
             return self._line(coordinates)
         if kind == "MultiPoint":
             return _make.multipoints(_make.points(self._positions(coordinates))) if coordinates else shapely.Point()
-        if kind == "MultiLineString":
-            return shapely.MultiLineString(_filled(self._line(_list(part, "coordinates")) for part in coordinates))
-        raise refuse(
-            "is none of GeoJSON's geometry types", "schema", kind, ", ".join(k for k in _KINDS if k != "LinearRing")
-        )
+        return shapely.MultiLineString(_filled(self._line(_list(part, "coordinates")) for part in coordinates))
 
     def _positions(self, positions: list[Any]) -> Floats:
         """Positions as an array (n, 2); further dimensions are dropped."""
@@ -223,6 +222,8 @@ def _from_text(text: str, limit: int) -> Parsed:
     if not stripped:
         raise refuse("is an empty text", "schema")
     if _HEX.fullmatch(stripped):
+        if len(stripped) % 2:
+            raise refuse("no WKB: an odd number of hexadecimal digits", value=len(stripped))
         return _from_wkb(bytes.fromhex(stripped), limit)
     return _from_wkt(stripped, limit)
 
@@ -522,6 +523,7 @@ def _back(part: BaseGeometry) -> Iterator[BaseGeometry]:
         lon += 360.0 if lon < -180.0 else -360.0 if lon > 180.0 else 0.0
         yield _make.points(lon, min(max(lat, -90.0), 90.0))
         return
+    pieces: list[BaseGeometry] = []
     for turn in (-360.0, 0.0, 360.0):
         if dimension == 1:
             # An overlay would cut the line wherever it crosses itself.
@@ -530,7 +532,11 @@ def _back(part: BaseGeometry) -> Iterator[BaseGeometry]:
             piece = shapely.intersection(part, shapely.box(turn - 180.0, -90.0, turn + 180.0, 90.0))
         for found in _flat(piece):
             if dimension_of(found) == dimension:
-                yield shapely.transform(found, lambda c, turn=turn: _clipped(c - (turn, 0.0)))
+                pieces.append(shapely.transform(found, _turner(-turn)))
+    # Pieces from two sides meet again here where a ring around a pole began: only the date line stays a cut.
+    joined = _flat(shapely.union_all(pieces)) if dimension == 2 and len(pieces) > 1 else pieces
+    for piece in joined:
+        yield shapely.transform(piece, _clipped)
 
 
 def oriented(shape: BaseGeometry) -> BaseGeometry:

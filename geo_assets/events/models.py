@@ -156,6 +156,20 @@ def _id(value: object) -> object:
     return value
 
 
+def _is_geometry(value: object) -> object:
+    if value is not None and not isinstance(value, dict | str):
+        raise _fault("", "is neither an object, a text of WKT or WKB, nor null", "object, text or null")
+    return cast(object, value)
+
+
+Geometry = Annotated[
+    dict[str, Any] | str | None,
+    BeforeValidator(_is_geometry),
+    Field(
+        description="GeoJSON geometry, WKT, or WKB in hexadecimal; null stores the feature without one. "
+        "Only a delete may leave it out."
+    ),
+]
 FeatureId = Annotated[
     str | int | float | None,
     BeforeValidator(_id),
@@ -232,11 +246,7 @@ class FeatureEvent(_Versioned):
 
     type: Literal["Feature"]
     id: FeatureId = None
-    geometry: dict[str, Any] | str | None = Field(
-        default=None,
-        description="GeoJSON geometry, WKT, or WKB in hexadecimal; null stores the feature without one. "
-        "Only a delete may leave it out.",
-    )
+    geometry: Geometry = None
     properties: dict[str, Any] | None = Field(
         default=None, description="Attributes; `source_epsg` in them declares the CRS."
     )
@@ -426,7 +436,7 @@ class FenceEvent(_Versioned):
 
     type: Literal["Feature"]
     id: FeatureId
-    geometry: dict[str, Any] | str | None = None
+    geometry: Geometry = None
     properties: dict[str, Any] | None = None
     radius_m: float | None = Field(default=None, gt=0, le=1_000_000, description="Metres around a point or line.")
     dwell_s: float | None = Field(default=None, gt=0, le=30 * 86400, description="Seconds inside until DWELL.")

@@ -191,7 +191,10 @@ def validate(feature_json: bytes, context: FeatureContext) -> ValidEdit:
         raise Refused(
             "too_large", "properties", f"{size} bytes", f"{MAX_PROPERTIES_BYTES} bytes", "too many attributes"
         )
-    shape, size_box, report, was_repaired = _geometry(event, properties, context)
+    try:
+        shape, size_box, report, was_repaired = _geometry(event, properties, context)
+    except shapely.GEOSException as fault:
+        raise refuse(shorten(str(fault), 200)) from None
     wkb = None if shape is None else to_wkb(shape)
     box = None if shape is None else box_of(shape)
     expected = context.source.expected_box
