@@ -52,7 +52,7 @@ _UPSERT = f"""INSERT INTO {TABLE} ({_COLUMNS}) VALUES ({", ".join("?" * 16)})
 _PAIRS = """SELECT box.number, group_concat(place.id) FROM box CROSS JOIN ga_place AS place
     WHERE place.minx <= box.east AND place.maxx >= box.west AND place.miny <= box.north AND place.maxy >= box.south
       AND place.minzoom <= box.zoom AND place.maxzoom >= box.zoom
-    GROUP BY box.number"""
+    GROUP BY box.number ORDER BY box.number"""
 
 Ints = npt.NDArray[np.int64]
 Standing = tuple[int, str, Feature | None]
@@ -124,6 +124,11 @@ class GeoPackageStore:
             if changes:
                 newest = max(change.edit.event_time_ms for change in changes)
                 db.execute("UPDATE ga_meta SET value = max(value, ?) WHERE name = 'watermark'", (newest,))
+                db.execute(
+                    """UPDATE gpkg_contents SET last_change = strftime('%Y-%m-%dT%H:%M:%fZ', ? / 1000.0, 'unixepoch')
+                       WHERE table_name = ?""",
+                    (now_ms, TABLE),
+                )
             db.executemany(
                 "INSERT OR IGNORE INTO ga_applied VALUES (?, ?)", ((key, now_ms) for key in sorted(new_keys))
             )
@@ -416,7 +421,7 @@ def _row(feature: Feature) -> tuple[Any, ...]:
 def _feature(row: tuple[Any, ...]) -> Feature:
     geometry = None if row[4] is None else wkb_of(row[4])
     bbox = None if row[5] is None else (row[5], row[6], row[7], row[8])
-    return Feature(*row[:4], geometry, bbox, *row[9:16])
+    return Feature(row[0], row[1], row[2], row[3], geometry, bbox, row[9], row[10], row[11], *row[12:16])
 
 
 def _digests(rows: Sequence[tuple[Any, ...]], column: int) -> npt.NDArray[np.uint8]:

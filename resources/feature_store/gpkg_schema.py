@@ -40,8 +40,9 @@ _TABLES = [
         organization_coordsys_id INTEGER NOT NULL, definition TEXT NOT NULL, description TEXT)""",
     f"""CREATE TABLE gpkg_contents (
         table_name TEXT NOT NULL PRIMARY KEY, data_type TEXT NOT NULL, identifier TEXT UNIQUE,
-        description TEXT DEFAULT '', last_change DATETIME NOT NULL DEFAULT {_NOW}, min_x DOUBLE, min_y DOUBLE, max_x DOUBLE, max_y DOUBLE,
-        srs_id INTEGER, CONSTRAINT fk_gc_r_srs_id FOREIGN KEY (srs_id) REFERENCES gpkg_spatial_ref_sys (srs_id))""",
+        description TEXT DEFAULT '', last_change DATETIME NOT NULL DEFAULT {_NOW}, min_x DOUBLE, min_y DOUBLE,
+        max_x DOUBLE, max_y DOUBLE, srs_id INTEGER,
+        CONSTRAINT fk_gc_r_srs_id FOREIGN KEY (srs_id) REFERENCES gpkg_spatial_ref_sys (srs_id))""",
     """CREATE TABLE gpkg_geometry_columns (
         table_name TEXT NOT NULL, column_name TEXT NOT NULL, geometry_type_name TEXT NOT NULL, srs_id INTEGER NOT NULL,
         z TINYINT NOT NULL, m TINYINT NOT NULL, CONSTRAINT pk_geom_cols PRIMARY KEY (table_name, column_name),
@@ -127,6 +128,8 @@ class GeoPackageFile(SnapshotFile):
         if self._found(connection) is None:
             _make(connection)
         connection.execute("COMMIT")
+        # GDAL looks for the application id in the file itself, and would miss it in the write-ahead log.
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def _found(self, connection: sqlite3.Connection) -> int | None:
         tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
