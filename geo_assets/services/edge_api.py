@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from geo_assets import __version__
@@ -76,11 +77,11 @@ _COMMON = (
 _CRS = _header("X-Source-CRS", "CRS of coordinates that declare none themselves, such as `EPSG:3067`.")
 
 
-def _one_or_many(model: type[TileEvent] | type[PositionEvent] | type[FenceEvent]) -> dict[str, Any]:
+def _one_or_many(model: type[TileEvent] | type[PositionEvent] | type[FenceEvent]) -> Schema:
     return {"oneOf": [ref(model), {"type": "array", "items": ref(model), "minItems": 1, "maxItems": MAX_BATCH}]}
 
 
-def _post(kind: str, summary: str, description: str, request: dict[str, Schema], *extra: Parameter) -> Operation:
+def _post(kind: str, summary: str, description: str, request: Mapping[str, Schema], *extra: Parameter) -> Operation:
     return Operation(
         "post",
         f"/v1/{kind}",

@@ -9,6 +9,9 @@ from struct import Struct, pack
 from typing import Any
 
 import osmium
+import osmium.geom
+import osmium.io
+import osmium.osm
 from osmium.filter import EmptyTagFilter
 
 from geo_assets.services.reading.mapping import LayerMapping
@@ -39,7 +42,7 @@ def open_osm(path: Path, mapping: LayerMapping, form: str = "osm.pbf") -> Readin
     """
     if any(rule.layer is None for rule in mapping.rules):
         raise ReadingError(f"{path}: a rule for OpenStreetMap objects must name its layer")
-    file = osmium.io.File(str(path), form.removeprefix("osm."))
+    file: Any = osmium.io.File(str(path), form.removeprefix("osm."))
     try:
         with osmium.io.Reader(file, osmium.osm.NOTHING) as reader:
             reader.header()
@@ -52,7 +55,10 @@ def _read(path: Path, file: Any, mapping: LayerMapping, left_out: Counter[str]) 
     factory = osmium.geom.WKBFactory()
     # Closed ways that a rule wants as an area: what the assembler does not give back is no valid ring.
     awaited: set[int] = set()
-    processor = osmium.FileProcessor(file).with_areas().with_filter(EmptyTagFilter())
+    # The same of relations, whose areas may come before or after themselves.
+    wanted: set[int] = set()
+    assembled: set[int] = set()
+    processor: Any = osmium.FileProcessor(file).with_areas().with_filter(EmptyTagFilter())
     try:
         for item in processor:
             tags = {tag.k: tag.v for tag in item.tags}
@@ -87,24 +93,29 @@ def _read(path: Path, file: Any, mapping: LayerMapping, left_out: Counter[str]) 
                     rule, number = mapping.rule(tags, _CLOSED, origin="way"), item.orig_id() * 10 + _WAY
                 else:
                     rule, number = mapping.rule(tags, _AREA, origin="relation"), item.orig_id() * 10 + _RELATION
+                    assembled.add(item.orig_id())
                 if rule is None:
-                    left_out["no rule fits"] += 1
-                    continue
+                    continue  # counted where the relation itself comes
                 try:
                     geometry = _area(factory.create_multipolygon(item))
                 except RuntimeError:
                     left_out["no valid area"] += 1
                     continue
             else:
-                # A relation itself: one that is an area comes again as such, any other is no shape of its own.
+                # A relation itself: one that is an area also comes as such, any other is no shape of its own.
                 if tags.get("type") not in ("multipolygon", "boundary"):
                     left_out["relation that is no area"] += 1
+                elif mapping.rule(tags, _AREA, origin="relation") is None:
+                    left_out["no rule fits"] += 1
+                else:
+                    wanted.add(item.id)
                 continue
             yield feature_json(number, item.version or None, rule.layer, rule.properties(tags), geometry)
     except RuntimeError as error:
         raise ReadingError(f"{path}: damaged OpenStreetMap file ({_first_line(error)})") from error
-    if awaited:
-        left_out["no valid area"] += len(awaited)
+    lost = len(awaited) + len(wanted - assembled)
+    if lost:
+        left_out["no valid area"] += lost
 
 
 def _line(way: Any) -> str | None:

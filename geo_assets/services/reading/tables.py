@@ -260,10 +260,11 @@ def _code(crs: str | None) -> str | None:
     if crs is None or len(crs) <= 40:
         return crs
     import pyproj
+    from pyproj.exceptions import CRSError
 
     try:
         found = pyproj.CRS.from_wkt(crs).to_authority(min_confidence=100)
-    except pyproj.exceptions.CRSError:
+    except CRSError:
         return crs
     return crs if found is None else ":".join(found)
 
@@ -275,10 +276,11 @@ def _projjson_code(crs: Any) -> str | None:
     if isinstance(identity, dict) and "authority" in identity and "code" in identity:
         return f"{identity['authority']}:{identity['code']}"
     import pyproj
+    from pyproj.exceptions import CRSError
 
     try:
         found = pyproj.CRS.from_json_dict(crs).to_authority(min_confidence=100)
-    except (pyproj.exceptions.CRSError, TypeError, AttributeError):
+    except (CRSError, TypeError, AttributeError):
         found = None
     return json.dumps(crs) if found is None else ":".join(found)
 
