@@ -18,7 +18,7 @@ import shapely
 from geo_assets.tiles.encode.framing import Features, frame
 from geo_assets.tiles.encode.grid import draw, simplify
 from geo_assets.tiles.encode.mercator import world
-from geo_assets.tiles.encode.ragged import Bools, Ints
+from geo_assets.tiles.encode.ragged import Bools, Ints, where
 from geo_assets.tiles.encode.shapes import Geometries, Shapes, concatenate, shapes_of_wkb
 from geo_assets.tiles.encode.tags import ID_PROPERTY, Tags, parse, tags
 from geo_assets.tiles.encode.varint import Unsigned
@@ -134,7 +134,7 @@ class _Rows:
         self.faults: dict[int, str] = {}
         number = {name: position for position, name in enumerate(layers.names)}
         self.layer: Ints = np.array([number.get(name, -1) for name in features.layer], np.int64)
-        for row in np.flatnonzero(self.layer < 0).tolist():
+        for row in where(self.layer < 0).tolist():
             self.faults[row] = f"layer {features.layer[row]!r} is none of the map's layers"
         self.shapes, self.item_row = self._shapes()
         self.vertices: Ints = np.bincount(
@@ -167,7 +167,7 @@ class _Rows:
         for level in np.unique(zoom[coarse]).tolist():
             wanted = np.zeros(len(self.rank), np.bool_)
             wanted[row[coarse & (zoom == level)]] = True
-            index = np.flatnonzero(wanted[self.item_row])
+            index = where(wanted[self.item_row])
             simple, of = simplify(self.shapes, index, self.tolerance[self.layer[self.item_row[index]]], level)
             if len(of):
                 number = np.full(len(self.shapes), -1, np.int64)
@@ -188,7 +188,7 @@ class _Rows:
         """Encode some of the tiles; `pair_tile` counts from the first of them and ascends."""
         left_out: list[list[LeftOut]] = [[] for _ in tiles]
         if self.faults:
-            for pair in np.flatnonzero(~self.sound[pair_row]).tolist():
+            for pair in where(~self.sound[pair_row]).tolist():
                 row = int(pair_row[pair])
                 left_out[pair_tile[pair]].append(self._left_out(row, self.faults[row]))
             sound = self.sound[pair_row]
@@ -244,7 +244,7 @@ class _Rows:
         drawn = item.copy()
         base = len(self.shapes)
         for level, (simple, number) in self.simplified.items():
-            of = np.flatnonzero(zoom == level)
+            of = where(zoom == level)
             replaced = number[item[of]]
             found = replaced >= 0
             if found.any():
@@ -274,7 +274,7 @@ def _identify(source: Sequence[str], feature_id: Sequence[str]) -> tuple[Unsigne
     sources = {name: position for position, name in enumerate(sorted(set(source)))}
     of_source = np.array(list(map(sources.__getitem__, source)), np.int64)
     text_rank = np.zeros(count, np.int64)
-    texts = np.flatnonzero(~is_number).tolist()
+    texts = where(~is_number).tolist()
     if texts:
         for row in texts:
             other[row] = _value(feature_id[row])
@@ -298,7 +298,7 @@ def _boxes(shapes: Shapes, in_tile: Ints) -> list[tuple[int, int, int, int] | No
     """Lowest and highest coordinates of each tile."""
     result: list[tuple[int, int, int, int] | None] = [None] * (len(in_tile) - 1)
     starts = shapes.item_points()[in_tile]
-    full = np.flatnonzero(np.diff(starts))
+    full = where(np.diff(starts))
     if len(full):
         low = np.minimum.reduceat(shapes.xy, starts[full])
         high = np.maximum.reduceat(shapes.xy, starts[full])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from geo_assets.tiles.encode.ragged import Bools, Ints, offsets, spread, sums
+from geo_assets.tiles.encode.ragged import Bools, Ints, offsets, spread, sums, where
 from geo_assets.tiles.encode.shapes import LINE, POINT, POLYGON, Shapes
 from geo_assets.tiles.encode.tags import Tags
 from geo_assets.tiles.encode.varint import Unsigned, ragged_varints, sizes
@@ -51,19 +51,20 @@ def geometry(shapes: Shapes) -> tuple[Unsigned, Ints]:
     result = np.empty(int(ring_bounds[-1]), np.uint64)
     begin = ring_bounds[:-1]
     result[begin] = np.where(point, lengths << 3 | _MOVE_TO, 1 << 3 | _MOVE_TO)
-    longer = np.flatnonzero(~point)
+    longer = where(~point)
     result[begin[longer] + 3] = (lengths[longer] - 1) << 3 | _LINE_TO
-    closed = np.flatnonzero(ring_kind == POLYGON)
+    closed = where(ring_kind == POLYGON)
     result[ring_bounds[1:][closed] - 1] = _CLOSE_PATH
     # Where x of each coordinate goes: after the ring's commands so far.
-    place = np.repeat(begin + 1 - 2 * starts, lengths) + 2 * np.arange(len(xy))
+    place = (begin + 1 - 2 * starts).repeat(lengths) + 2 * np.arange(len(xy))
     if len(longer):
-        after = np.repeat(~point, lengths)
+        after = (~point).repeat(lengths)
         after[starts] = False
         place += after
     result[place] = zigzag[:, 0]
     result[place + 1] = zigzag[:, 1]
-    return result, np.diff(ring_bounds[shapes.rings])
+    bounds = ring_bounds[shapes.rings]
+    return result, bounds[1:] - bounds[:-1]
 
 
 def frame(
@@ -85,7 +86,7 @@ def frame(
     tag_starts = tags.bounds[row]
     tag_counts = tags.bounds[row + 1] - tag_starts
     flat = spread(tag_starts, tag_counts)
-    tag_group = np.repeat(group, tag_counts)
+    tag_group = group.repeat(tag_counts)
     key, key_fields, key_bounds = _table(tag_group, tags.key[flat], groups, len(tags.keys))
     value, value_fields, value_bounds = _table(tag_group, tags.value[flat], groups, len(tags.values))
     commands, command_counts = geometry(features.shapes)
@@ -117,14 +118,14 @@ def frame(
     begin = bounds[:-1]
     values[begin] = 0x12
     values[begin + 1] = message
-    some = np.flatnonzero(with_id)
+    some = where(with_id)
     values[begin[some] + id_at] = 0x08
     values[begin[some] + id_at + 1] = id_values[some]
-    some = np.flatnonzero(with_tags)
+    some = where(with_tags)
     at = (begin + tags_at)[some]
     values[at] = 0x12
     values[at + 1] = tag_bytes[some]
-    at = np.repeat(begin + tags_at + 2 - 2 * tag_bounds[:-1], tag_counts) + 2 * np.arange(len(key))
+    at = (begin + tags_at + 2 - 2 * tag_bounds[:-1]).repeat(tag_counts) + 2 * np.arange(len(key))
     values[at] = key
     values[at + 1] = value
     at = begin + tags_end
@@ -132,7 +133,7 @@ def frame(
     values[at + 1] = features.shapes.kind
     values[at + 2] = 0x22
     values[at + 3] = command_bytes
-    values[np.repeat(at + 4 - command_bounds[:-1], command_counts) + np.arange(len(commands))] = commands
+    values[(at + 4 - command_bounds[:-1]).repeat(command_counts) + np.arange(len(commands))] = commands
     data, _ = ragged_varints(values)
 
     feature_bytes = message + 1 + sizes(message.astype(np.uint64))
@@ -145,7 +146,7 @@ def frame(
     whole, keys_view, values_view = memoryview(data), memoryview(keys), memoryview(value_data)
     tail = b"\x28" + _varint(extent)
     result = [b""] * groups
-    for number in np.flatnonzero(np.diff(per_group)).tolist() if count else ():
+    for number in where(np.diff(per_group)).tolist() if count else ():
         name = names[number]
         parts = (
             b"\x78\x02\x0a" + _varint(len(name)) + name,
@@ -165,7 +166,7 @@ def _table(group: Ints, code: Ints, groups: int, codes: int) -> tuple[Unsigned, 
         used = np.zeros(groups * codes, np.bool_)
         used[pair] = True
         rank = np.cumsum(used)
-        table = np.flatnonzero(used)
+        table = where(used)
         number = rank[pair] - 1
     else:
         table, number = np.unique(pair, return_inverse=True)

@@ -169,27 +169,31 @@ def _clip(shapes: Shapes, low: float, high: float) -> tuple[Shapes, Ints, list[t
     result: list[Shapes] = []
     owners: list[Ints] = []
     faults: list[tuple[int, str]] = []
-    of = where(shapes.kind == POINT)
-    if len(of):
-        part = shapes.take(of)
+    of = np.arange(len(shapes.kind))
+    point = shapes.kind == POINT
+    if point.any():
+        part = shapes.take(where(point))
         part = part.keep_points(((part.xy >= low) & (part.xy <= high)).all(axis=1))
         part, left = part.keep_rings(part.lengths() > 0)
         result.append(part)
-        owners.append(of[left])
-    for kind in (LINE, POLYGON):
-        of = where(shapes.kind == kind)
-        if not len(of):
-            continue
-        part = _thin(shapes if len(of) == len(shapes) else shapes.take(of), low, high)
-        clipped, errors = each(lambda these: shapely.clip_by_rect(these, low, low, high, high), part.geometries())
+        owners.append(where(point)[left])
+        of = where(~point)
+        shapes = shapes.take(of)
+    if len(of):
+        geometries = _thin(shapes, low, high).geometries()
+        clipped, errors = each(lambda these: shapely.clip_by_rect(these, low, low, high, high), geometries)
         if errors:
             failed = np.array(sorted(errors))
             clipped[failed], still = each(
                 lambda these: shapely.intersection(shapely.make_valid(these), shapely.box(low, low, high, high)),
-                shapes.take(of[failed]).geometries(),
+                shapes.take(failed).geometries(),
             )
             faults += [(int(of[failed[position]]), _reason("clipping", error)) for position, error in still.items()]
-        part, owner = shapes_of(clipped, kind)
+        part, owner = shapes_of(clipped)
+        # What is of another dimension, such as the side at which a polygon touches the square, is no part of it.
+        same = part.kind == shapes.kind[owner]
+        if not same.all():
+            part, owner = part.take(where(same)), owner[same]
         result.append(part)
         owners.append(of[owner])
     return concatenate(result), np.concatenate(owners), faults

@@ -22,7 +22,9 @@ _KIND = np.array([POINT, LINE, LINE, POLYGON, POINT, LINE, POLYGON, 0])
 _COLLECTION = 7
 
 _HEADER = np.array([0, 5, 9, 13])
-"""Bytes before the coordinates of a point, a line and a polygon of one ring in WKB (OGC 06-103r4, section 8.2)."""
+"""Bytes before the first coordinates of a point, a line and a polygon in WKB (OGC 06-103r4, section 8.2)."""
+_RINGS_READ = 64
+"""Rings up to which a polygon is read in place: each is a round of the loop, and few have more."""
 _FEWEST = np.array([1, 1, 2, 4])
 """Coordinates that each of them has at least."""
 
@@ -168,57 +170,92 @@ def _chain(bounds: list[Ints]) -> Ints:
 def shapes_of_wkb(column: Sequence[bytes | None]) -> tuple[Shapes, Ints, dict[int, str]]:
     """Geometries in WKB as shapes, the row that each item is of, and by row what is wrong with it.
 
-    Points, lines and polygons of one ring, little endian and flat, are read where they lie; most features are such.
-    Everything else goes through the geometry library, which also says what is wrong with what is no WKB.
+    Points, lines and polygons, little endian and flat, are read where they lie; most features are such. Everything
+    else goes through the geometry library, which also says what is wrong with what is no WKB.
     """
     count = len(column)
-    data = [each_ or b"" for each_ in column]
-    # Padding: every row has a header to look at.
-    buffer = b"".join((*data, bytes(16)))
-    size = np.fromiter(map(len, data), np.int64, count)
-    start = offsets(size)[:-1]
-    numbers: npt.NDArray[Any] = np.ndarray(len(buffer) - 3, "<u4", buffer, 0, (1,))
-    kind = numbers[start + 1].astype(np.int64)
-    simple = (kind >= POINT) & (kind <= POLYGON)
-    kind[~simple] = 0
-    header = _HEADER[kind]
-    length = numbers[start + np.maximum(header - 4, 0)].astype(np.int64)
-    length[kind == POINT] = 1
-    simple &= (size == header + 16 * length) & (length >= _FEWEST[kind])
-    simple &= np.frombuffer(buffer, np.uint8)[start] == 1
-    simple &= (kind != POLYGON) | (numbers[start + 5] == 1)
-    row = where(simple)
-    first, lengths = (start + header)[row], length[row]
-    points = offsets(lengths)
-    position = np.arange(points[-1])
-    position -= points[:-1].repeat(lengths)
-    position *= 16
-    position += first.repeat(lengths)
-    pairs: npt.NDArray[Any] = np.ndarray(len(buffer) - 15, "V16", buffer, 0, (1,))
-    xy = pairs[position].view("<f8").reshape(-1, 2)
-    closed = (kind[row] != POLYGON) | (xy[points[:-1]] == xy[points[1:] - 1]).all(axis=1)
-    if not (closed.all() and np.isfinite(xy).all()):
-        row = row[:0]
+    shapes, row = _read_wkb([each_ or b"" for each_ in column])
     errors: dict[int, str] = {}
     if len(row) == count:
-        return Shapes(kind, np.arange(count + 1), simple, points, xy), row, errors
-    # The other rows; all of them when something among the simple ones needs a closer look.
-    rest = np.setdiff1d(np.arange(count), row)
+        return shapes, row, errors
+    missing = np.ones(count, np.bool_)
+    missing[row] = False
+    rest = where(missing)
     geometries, failed = each(shapely.from_wkb, np.array([*column, None], object)[rest])
     for number, error in failed.items():
         errors[int(rest[number])] = f"geometry: {error}"
-    shapes, owner = shapes_of(geometries)
+    others, owner = shapes_of(geometries)
     owner = rest[owner]
-    finite = np.isfinite(shapes.xy).all(axis=1)
+    finite = np.isfinite(others.xy).all(axis=1)
     if not finite.all():
-        bad = np.unique(np.arange(len(shapes)).repeat(np.diff(shapes.item_points()))[~finite])
-        errors |= dict.fromkeys(owner[bad].tolist(), "geometry: a coordinate is not finite")
-        left = where(~np.isin(owner, owner[bad]))
-        shapes, owner = shapes.take(left), owner[left]
-    if len(row):
-        these = Shapes(kind[row], np.arange(len(row) + 1), simple[row], points, xy)
-        shapes, owner = concatenate([these, shapes]), np.concatenate([row, owner])
-    return shapes, owner, errors
+        bad = owner[np.arange(len(others)).repeat(np.diff(others.item_points()))[~finite]]
+        errors |= dict.fromkeys(np.unique(bad).tolist(), "geometry: a coordinate is not finite")
+        left = where(~np.isin(owner, bad))
+        others, owner = others.take(left), owner[left]
+    return concatenate([shapes, others]), np.concatenate([row, owner]), errors
+
+
+def _read_wkb(column: list[bytes]) -> tuple[Shapes, Ints]:
+    """What can be read in place, and of which rows it is; every other row is left to the geometry library."""
+    size = np.array(list(map(len, column)), np.int64)
+    start = offsets(size)[:-1]
+    # Padding: every row, the last and an empty one too, has a header to look at.
+    buffer = b"".join((*column, bytes(16)))
+    numbers: npt.NDArray[Any] = np.ndarray(len(buffer) - 3, "<u4", buffer, 0, (1,))
+    kind = numbers[start + 1].astype(np.int64)
+    good = (kind >= POINT) & (kind <= POLYGON) & (np.frombuffer(buffer, np.uint8)[start] == 1)
+    kind[~good] = 0
+    count = np.where(kind == POLYGON, numbers[start + 5], 1).astype(np.int64)
+    fewest, end = _FEWEST[kind], start + size
+    row = where(good & (count > 0) & (count <= _RINGS_READ))
+    at = start[row] + _HEADER[kind[row]]
+    # Ring by ring: the first one of every row, then the second of those that have one, ….
+    rings: list[tuple[Ints, Ints, Ints]] = []
+    while len(row):
+        length = numbers[at - 4].astype(np.int64)
+        length[kind[row] == POINT] = 1
+        after = at + 16 * length
+        fits = (length >= fewest[row]) & (after <= end[row])
+        if not fits.all():
+            good[row[~fits]] = False
+            row, at, length, after = row[fits], at[fits], length[fits], after[fits]
+        rings.append((row, at, length))
+        more = count[row] > len(rings)
+        good[row[(after != end[row]) & ~more]] = False
+        row, at = row[more], after[more] + 4
+        readable = at <= end[row]
+        if not readable.all():
+            good[row[~readable]] = False
+            row, at = row[readable], at[readable]
+    if not rings:
+        return Shapes.empty(), np.zeros(0, np.int64)
+    of, at, length = rings[0] if len(rings) == 1 else map(np.concatenate, zip(*rings, strict=True))
+    if len(rings) > 1:
+        order = of.argsort(kind="stable")
+        of, at, length = of[order], at[order], length[order]
+    points = offsets(length)
+    position = np.arange(points[-1])
+    position -= points[:-1].repeat(length)
+    position *= 16
+    position += at.repeat(length)
+    pairs: npt.NDArray[Any] = np.ndarray(len(buffer) - 15, "V16", buffer, 0, (1,))
+    xy = pairs[position].view("<f8").reshape(-1, 2)
+    # The library refuses a ring that is not closed, and knows an empty point, written with NaN, from a broken one.
+    sound = (kind[of] != POLYGON) | (xy[points[:-1]] == xy[points[1:] - 1]).all(axis=1)
+    if not np.isfinite(xy).all():
+        sound &= np.logical_and.reduceat(np.isfinite(xy).all(axis=1), points[:-1])
+    good[of[~sound]] = False
+    good &= count <= _RINGS_READ
+    good &= count > 0
+    whole = good[of]
+    shell = np.ones(len(of), np.bool_)
+    shell[1:] = of[1:] != of[:-1]
+    row = of[shell]
+    shapes = Shapes(kind[row], np.append(where(shell), len(of)), shell, points, xy)
+    if whole.all():
+        return shapes, row
+    left = where(good[row])
+    return shapes.take(left), row[left]
 
 
 def shapes_of(geometries: Geometries, kind: int | None = None) -> tuple[Shapes, Ints]:

@@ -15,19 +15,18 @@ Values keep their JSON type and exact value. Which MVT value they become:
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Sequence
+import struct
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
-from operator import itemgetter
+from math import copysign, isfinite
 from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from geo_assets.tiles.encode.ragged import Bools, Ints, offsets, spread
-from geo_assets.tiles.encode.varint import Bytes, ragged_varints
+from geo_assets.tiles.encode.varint import Bytes
 
 ID_PROPERTY = "_id"
 """Property under which an id that is no uint64 reaches the map, for `promoteId`.
@@ -102,22 +101,23 @@ def tags(
         allowed: By layer the attributes that go into a tile; None for all.
         ids: By row an id that has to be a property.
     """
-    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    lengths = np.array(list(map(len, rows)), np.int64)
     names = list(chain.from_iterable(rows))
     values = list(chain.from_iterable(map(dict.values, rows)))
-    row = np.repeat(np.arange(len(rows)), lengths)
+    row = np.arange(len(rows)).repeat(lengths)
     distinct = sorted(set(names))
     number = dict(zip(distinct, range(len(distinct)), strict=True))
     key = _codes(number, names)
-    keep = np.ones(len(names), np.bool_)
+    keep: Bools | None = None
     if any(some is not None for some in allowed):
         table = np.array([[some is None or name in some for name in distinct] for some in allowed], np.bool_)
         keep = table.reshape(len(allowed), len(distinct))[layer[row], key]
     if ids:
         taken: set[tuple[int, str]] = set()
-        own = [name for name in distinct if name.endswith(ID_PROPERTY) and not name[: -len(ID_PROPERTY)].strip("_")]
-        for name in own:
-            taken.update(zip(row[keep & (key == number[name])].tolist(), repeat(name)))
+        for name in distinct:
+            if name.endswith(ID_PROPERTY) and not name[: -len(ID_PROPERTY)].strip("_"):
+                own = key == number[name]
+                taken.update(zip(row[own if keep is None else own & keep].tolist(), repeat(name)))
         more: list[str] = []
         for of in ids:
             name = ID_PROPERTY
@@ -129,127 +129,104 @@ def tags(
         distinct = sorted({*distinct, *more})
         number = dict(zip(distinct, range(len(distinct)), strict=True))
         key = _codes(number, names)
-        row = np.concatenate([row, np.fromiter(ids, np.int64, len(ids))])
-        keep = np.concatenate([keep, np.ones(len(ids), np.bool_)])
-    value, value_fields, present = _values(values)
-    keep &= present
-    if not keep.all():
+        row = np.concatenate([row, np.array(list(ids), np.int64)])
+        if keep is not None:
+            keep = np.concatenate([keep, np.ones(len(ids), np.bool_)])
+    value, fields, nulls = _values(values)
+    if nulls:
+        keep = value >= 0 if keep is None else keep & (value >= 0)
+    if keep is not None and not keep.all():
         row, key, value = row[keep], key[keep], value[keep]
+    if keep is not None or ids:
+        lengths = np.bincount(row, minlength=len(rows))
     order = row * max(1, len(distinct)) + key
     if len(order) and not (order[1:] > order[:-1]).all():
-        by = np.argsort(order, kind="stable")
-        row, key, value = row[by], key[by], value[by]
-    return Tags(offsets(np.bincount(row, minlength=len(rows))), key, value, _texts(distinct, b"\x1a"), value_fields)
+        by = order.argsort(kind="stable")
+        key, value = key[by], value[by]
+    return Tags(
+        offsets(lengths), key, value, _blobs([_field(b"\x1a", _utf8(name)) for name in distinct]), _blobs(fields)
+    )
 
 
-def _values(values: list[Any]) -> tuple[Ints, Blobs, Bools]:
-    """Codes of values, the sorted distinct values as MVT fields, and which values are there at all (not null)."""
-    code = np.zeros(len(values), np.int64)
-    present = np.ones(len(values), np.bool_)
-    types = list(map(type, values))
-    kinds = dict.fromkeys(types)
-    numbers = dict(zip(kinds, range(len(kinds)), strict=True))
-    of_type = _codes(numbers, types)
-    texts: list[tuple[Ints, list[str]]] = []
-    blobs: list[Blobs] = []
-    base = 0
-
-    def pick(kind: type) -> tuple[Ints, list[Any]]:
-        index = np.flatnonzero(of_type == numbers[kind])
-        if len(index) == len(values):
-            return index, values
-        return index, [values[index[0]]] if len(index) == 1 else list(itemgetter(*index.tolist())(values))
-
-    if bool in kinds:
-        index, some = pick(bool)
-        code[index] = np.fromiter(some, np.int64, len(some))
-        blobs.append(Blobs(np.frombuffer(b"\x22\x02\x38\x00\x22\x02\x38\x01", np.uint8), np.array([0, 4, 8])))
-        base = 2
-    if int in kinds:
-        index, some = pick(int)
-        try:
-            numeric = np.array(some, np.int64)
-        except OverflowError:
-            low, high = -(1 << 63), 1 << 64
-            beyond = np.fromiter((not low <= each < high for each in some), np.bool_, len(some))
-            texts.append((index[beyond], [str(each) for each in some if not low <= each < high]))
-            index = index[~beyond]
-            some = [each for each in some if low <= each < high]
-            negative = np.fromiter((each < 0 for each in some), np.bool_, len(some))
-            bits = np.fromiter((each & 0xFFFFFFFFFFFFFFFF for each in some), np.uint64, len(some))
-        else:
-            negative = numeric < 0
-            bits = numeric.view(np.uint64)
-        for which, tag, zigzag in ((negative, 0x30, True), (~negative, 0x28, False)):
-            if which.any():
-                unique, inverse = np.unique(bits[which], return_inverse=True)
-                code[index[which]] = base + inverse
-                signed = unique.view(np.int64)
-                blobs.append(_integers(((signed << 1) ^ (signed >> 63)).view(np.uint64) if zigzag else unique, tag))
-                base += len(unique)
-    if float in kinds:
-        index, some = pick(float)
-        # By bits: 0.0 and -0.0 are two values.
-        unique, inverse = np.unique(np.array(some, np.float64).view(np.uint64), return_inverse=True)
-        code[index] = base + inverse
-        field = np.empty((len(unique), 11), np.uint8)
-        field[:, :3] = (0x22, 9, 0x19)
-        field[:, 3:] = unique.astype("<u8").view(np.uint8).reshape(-1, 8)
-        blobs.append(Blobs(field.reshape(-1), np.arange(len(unique) + 1) * 11))
-        base += len(unique)
-    if type(None) in kinds:
-        present[of_type == numbers[type(None)]] = False
-    for kind in kinds:
-        if kind is str:
-            texts.append(pick(str))
-        elif kind not in (bool, int, float, type(None)):
-            index, some = pick(kind)
-            texts.append((index, [_json(each) for each in some]))
-    if texts:
-        distinct = sorted(set().union(*(some for _, some in texts)))
-        number = dict(zip(distinct, range(base, base + len(distinct)), strict=True))
-        for index, some in texts:
-            code[index] = _codes(number, some)
-        blobs.append(_texts(distinct, b"\x22", b"\x0a"))
-    return code, _join(blobs), present
-
-
-def _integers(values: npt.NDArray[np.uint64], tag: int) -> Blobs:
-    """Layer fields `values` of one integer each."""
-    data, lengths = ragged_varints(values)
-    head = np.empty((len(values), 3), np.uint8)
-    head[:, 0], head[:, 1], head[:, 2] = 0x22, lengths + 1, tag
-    bounds = offsets(lengths + 3)
-    result = np.empty(int(bounds[-1]), np.uint8)
-    result[(bounds[:-1, None] + np.arange(3)).reshape(-1)] = head.reshape(-1)
-    result[spread(bounds[:-1] + 3, lengths)] = data
-    return Blobs(result, bounds)
-
-
-def _texts(texts: Sequence[str], outer: bytes, inner: bytes = b"") -> Blobs:
-    """Layer fields of one text each: a key, or a value with the tag of its own."""
+def _values(values: list[Any]) -> tuple[Ints, list[bytes], bool]:
+    """Codes of values, the sorted distinct values as MVT fields, and whether some are null, which has the code -1."""
+    kinds = set(map(type, values))
+    if not kinds <= _PLAIN:
+        values = [each if type(each) in _PLAIN else _json(each) for each in values]
+    if float in kinds and 0.0 in values:
+        # Equal for Python, and two values all the same.
+        values = [
+            _NEGATIVE_ZERO if type(each) is float and not each and copysign(1.0, each) < 0 else each for each in values
+        ]
+    # By type and value: 1, 1.0 and true are equal for Python too.
+    number: dict[tuple[type, Any], int] = {}
+    found = [number.setdefault(pair, len(number)) for pair in zip(map(type, values), values, strict=True)]
+    by_kind: dict[type, list[Any]] = {}
+    for kind, value in number:
+        by_kind.setdefault(kind, []).append(value)
+    rank = np.full(len(number), -1, np.int64)
     fields: list[bytes] = []
-    for text in texts:
-        data = _utf8(text)
-        if inner:
-            data = inner + _varint(len(data)) + data
-        fields.append(outer + _varint(len(data)) + data)
-    return Blobs(
-        np.frombuffer(b"".join(fields), np.uint8), offsets(np.fromiter(map(len, fields), np.int64, len(fields)))
-    )
+    for kind in _ORDER:
+        some = by_kind.get(kind)
+        if some is not None:
+            some.sort()
+            if kind is int and not (some[0] >= _LOWEST and some[-1] <= _HIGHEST):
+                return _values([str(each) if type(each) is int and _beyond(each) else each for each in values])
+            at = np.array([number[kind, value] for value in some])
+            rank[at] = np.arange(len(fields), len(fields) + len(some))
+            fields += map(_FIELDS[kind], some)
+    code = rank[np.array(found, np.int64)] if found else np.zeros(0, np.int64)
+    return code, fields, type(None) in by_kind
 
 
-def _join(blobs: list[Blobs]) -> Blobs:
-    if not blobs:
-        return Blobs(np.zeros(0, np.uint8), np.zeros(1, np.int64))
-    return Blobs(
-        np.concatenate([blob.data for blob in blobs]), offsets(np.concatenate([np.diff(blob.bounds) for blob in blobs]))
-    )
+class _NegativeZero:
+    """What -0.0 is in the tables."""
+
+    __slots__ = ()
+
+    def __lt__(self, other: object) -> bool:
+        return False
 
 
-def _codes(number: dict[Any, int], items: Iterable[Any]) -> Ints:
-    found = list(map(number.__getitem__, items))
-    return np.array(found, np.int64)
+_NEGATIVE_ZERO = _NegativeZero()
+_LOWEST, _HIGHEST = -(1 << 63), (1 << 64) - 1
+_PLAIN = frozenset((bool, int, float, str, type(None)))
+_ORDER = (bool, int, _NegativeZero, float, str)
+"""Order of types in a table of values."""
+
+
+def _integer(value: int) -> bytes:
+    return _field(b"\x22", b"\x28" + _varint(value) if value >= 0 else b"\x30" + _varint(-2 * value - 1))
+
+
+def _beyond(value: int) -> bool:
+    return not _LOWEST <= value <= _HIGHEST
+
+
+def _text(value: str) -> bytes:
+    return _field(b"\x22", _field(b"\x0a", _utf8(value)))
+
+
+_double = struct.Struct("<3sd").pack
+_FIELDS: dict[type, Callable[[Any], bytes]] = {
+    bool: lambda value: b"\x22\x02\x38\x01" if value else b"\x22\x02\x38\x00",
+    int: _integer,
+    _NegativeZero: lambda _: _double(b"\x22\x09\x19", -0.0),
+    float: lambda value: _double(b"\x22\x09\x19", value),
+    str: _text,
+}
+
+
+def _field(tag: bytes, data: bytes) -> bytes:
+    return tag + _varint(len(data)) + data
+
+
+def _blobs(fields: list[bytes]) -> Blobs:
+    return Blobs(np.frombuffer(b"".join(fields), np.uint8), offsets(np.array(list(map(len, fields)), np.int64)))
+
+
+def _codes(number: dict[str, int], items: list[str]) -> Ints:
+    return np.array(list(map(number.__getitem__, items)), np.int64)
 
 
 def _utf8(text: str) -> bytes:
@@ -262,13 +239,16 @@ def _utf8(text: str) -> bytes:
 
 def _varint(value: int) -> bytes:
     if value < 0x80:
-        return bytes((value,))
+        return _ONE_BYTE[value]
     result = bytearray()
     while value > 0x7F:
         result.append(value & 0x7F | 0x80)
         value >>= 7
     result.append(value)
     return bytes(result)
+
+
+_ONE_BYTE = tuple(bytes((value,)) for value in range(0x80))
 
 
 def _json(value: Any) -> str:
@@ -278,7 +258,7 @@ def _json(value: Any) -> str:
 def _float(text: str) -> float | str:
     """A number too large for a double stays what it is, as text."""
     value = float(text)
-    return value if math.isfinite(value) else text
+    return value if isfinite(value) else text
 
 
 def _no_constant(text: str) -> Any:
