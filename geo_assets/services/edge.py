@@ -66,9 +66,6 @@ IDLE_S = 30.0
 LOG_WAIT_S = 30.0
 """Seconds after which a request no longer waits for the log; the sender repeats it under the same id."""
 
-CALLBACK = "callback"
-"""Header of a record: the URL, allow-listed by its source, that is told the outcome."""
-
 _MAX_CRS = 2_000
 """Characters of X-Source-CRS: the longest WKT of a CRS in EPSG's register has about 1,800."""
 
@@ -121,6 +118,7 @@ class _Edge:
             on_guard_fault=self.metrics.guard_faults.inc,
         )
         self.budget = MemoryBudget(MEMORY_BYTES)
+        self.spool_folder = settings.home / "spool"
         self.open = 0
         self.small = ThreadPoolExecutor(4, thread_name_prefix="edge")
         self.large = ThreadPoolExecutor(LARGE_PLACES, thread_name_prefix="edge-large")
@@ -284,7 +282,7 @@ class _Edge:
         if facts.crs is not None:
             headers[topics.HEADER_CRS] = facts.crs
         if facts.callback is not None:
-            headers[CALLBACK] = facts.callback
+            headers[topics.HEADER_CALLBACK] = facts.callback
         if spool.on_disk or spool.size > self.inline_limit[topics.RAW]:
             name = ports.inbox_object(sha256)
             try:
@@ -322,7 +320,7 @@ class _Edge:
             if facts.crs is not None:
                 headers[topics.HEADER_CRS] = facts.crs
         if facts.callback is not None:
-            headers[CALLBACK] = facts.callback
+            headers[topics.HEADER_CALLBACK] = facts.callback
         return NewRecord(facts.kind.topic, key, _encode(value), headers, facts.received_ms)
 
     def headers(self, facts: _Facts, event_id: str) -> dict[str, str]:
@@ -356,7 +354,7 @@ class _Edge:
 
     def spool(self) -> Spool:
         """A new, empty spool."""
-        return Spool(self.settings.home / "spool", self.settings.stream_above_bytes, self.budget)
+        return Spool(self.spool_folder, self.settings.stream_above_bytes, self.budget)
 
     def stamp(self) -> int:
         """Now in milliseconds since the epoch, never less than before: the clock may be set back."""

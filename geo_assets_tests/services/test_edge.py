@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -95,43 +96,51 @@ SOURCES = Sources(
 )
 
 
+def limits(home: Path) -> Settings:
+    return Settings(home=home, body_limit_bytes=3_000_000, stream_above_bytes=1_500_000)
+
+
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    return Settings(home=tmp_path / "home", body_limit_bytes=3_000_000, stream_above_bytes=1_500_000)
+    return limits(tmp_path / "home")
+
+
+@contextmanager
+def an_edge(settings: Settings, sources: Sources = SOURCES, **replaced: Any) -> Iterator[Edge]:
+    """An edge over the embedded adapters; some of them replaced."""
+    with ExitStack() as stack:
+        parts = {
+            "log": ports.open_log(settings),
+            "guard": ports.open_guard(settings),
+            "tiles": ports.open_tile_store(settings),
+        }
+        for port in parts.values():
+            stack.callback(port.close)
+        used = parts | replaced
+        app = create_app(used["log"], used["guard"], used["tiles"], sources, settings)
+        edge = Edge(stack.enter_context(running(app)), **parts)
+        stack.callback(edge.client.close)
+        yield edge
 
 
 @pytest.fixture
 def make_edge(settings: Settings) -> Iterator[Callable[..., Edge]]:
-    opened: list[Any] = []
-
-    def make(sources: Sources = SOURCES, **replaced: Any) -> Edge:
-        log, guard = ports.open_log(settings), ports.open_guard(settings)
-        tiles = ports.open_tile_store(settings)
-        opened.extend((log, guard, tiles))
-        parts = {"log": log, "guard": guard, "tiles": tiles} | replaced
-        server = running(create_app(parts["log"], parts["guard"], parts["tiles"], sources, settings))
-        url = server.__enter__()
-        result = Edge(url, log, guard, tiles)
-        opened.extend((result.client, _Ending(server)))
-        return result
-
-    settings.home.mkdir(parents=True, exist_ok=True)
-    yield make
-    for thing in reversed(opened):
-        thing.close()
-
-
-class _Ending:
-    def __init__(self, server: Any) -> None:
-        self._server = server
-
-    def close(self) -> None:
-        self._server.__exit__(None, None, None)
+    with ExitStack() as stack:
+        yield lambda *arguments, **replaced: stack.enter_context(an_edge(settings, *arguments, **replaced))
 
 
 @pytest.fixture
-def edge(make_edge: Callable[..., Edge]) -> Edge:
-    return make_edge()
+def edge(settings: Settings) -> Iterator[Edge]:
+    with an_edge(settings) as edge:
+        yield edge
+
+
+@pytest.fixture(scope="module")
+def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
+    """One edge for all that is refused: its log stays empty."""
+    with an_edge(limits(tmp_path_factory.mktemp("refusing"))) as edge:
+        yield edge
+        assert edge.kept() == 0
 
 
 def is_problem(response: httpx.Response, status: int, field: str | None = None) -> dict[str, Any]:
@@ -310,7 +319,7 @@ def test_fences_are_keyed_by_their_id(edge: Edge) -> None:
 def test_an_allowed_callback_travels_with_the_record_and_another_is_refused(edge: Edge) -> None:
     assert edge.post("features", FEATURE, x_callback_url=CALLBACK_URL).status_code == 202
     (record,) = edge.records(topics.RAW)
-    assert record.headers[edge_module.CALLBACK] == CALLBACK_URL
+    assert record.headers[topics.HEADER_CALLBACK] == CALLBACK_URL
     is_problem(edge.post("features", FEATURE, x_callback_url=CALLBACK_URL + "/else"), 400, "X-Callback-URL")
 
 
@@ -338,46 +347,48 @@ def test_an_allowed_callback_travels_with_the_record_and_another_is_refused(edge
     ],
     ids=str,
 )
-def test_any_signature_fault_is_401_and_nothing_is_in_the_log(edge: Edge, change: dict[str, str | None]) -> None:
+def test_any_signature_fault_is_401_and_nothing_is_in_the_log(refusing: Edge, change: dict[str, str | None]) -> None:
     body = json.dumps(FEATURE).encode()
     headers: dict[str, str | None] = {"content-type": "application/json", "x-source": "survey"}
     headers |= sign(SECRET, "m", int(time.time()), body)
     headers |= change
-    answer = edge.client.post("/v1/features", content=body, headers={k: v for k, v in headers.items() if v is not None})
+    answer = refusing.client.post(
+        "/v1/features", content=body, headers={k: v for k, v in headers.items() if v is not None}
+    )
     is_problem(answer, 401)
     assert "www-authenticate" in answer.headers
-    assert edge.kept() == 0
+    assert refusing.kept() == 0
 
 
-def test_a_signature_of_other_bytes_or_another_time_is_401(edge: Edge) -> None:
-    is_problem(edge.post("features", FEATURE, signed=b"other bytes"), 401)
-    is_problem(edge.post("features", FEATURE, at=time.time() - 400), 401)
-    is_problem(edge.post("features", FEATURE, at=time.time() + 400), 401)
+def test_a_signature_of_other_bytes_or_another_time_is_401(refusing: Edge) -> None:
+    is_problem(refusing.post("features", FEATURE, signed=b"other bytes"), 401)
+    is_problem(refusing.post("features", FEATURE, at=time.time() - 400), 401)
+    is_problem(refusing.post("features", FEATURE, at=time.time() + 400), 401)
     plain = json.dumps(FEATURE).encode()
-    is_problem(edge.post("features", gzip.compress(plain), signed=plain, content_encoding="gzip"), 401)
-    assert edge.kept() == 0
+    is_problem(refusing.post("features", gzip.compress(plain), signed=plain, content_encoding="gzip"), 401)
+    assert refusing.kept() == 0
 
 
-def test_an_unsigned_gzip_bomb_is_not_decompressed(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsigned_gzip_bomb_is_not_decompressed(refusing: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(edge_body.zlib, "decompressobj", lambda **_: pytest.fail("decompressed before it was verified"))
-    is_problem(edge.post("features", gzip.compress(b"0" * 1_000_000), signed=b"", content_encoding="gzip"), 401)
+    is_problem(refusing.post("features", gzip.compress(b"0" * 1_000_000), signed=b"", content_encoding="gzip"), 401)
 
 
-def test_no_x_source_among_several_is_400_naming_it(edge: Edge) -> None:
-    is_problem(edge.post("features", FEATURE, x_source=""), 400, "X-Source")
+def test_no_x_source_among_several_is_400_naming_it(refusing: Edge) -> None:
+    is_problem(refusing.post("features", FEATURE, x_source=""), 400, "X-Source")
 
 
-def test_a_layer_that_is_not_the_sources_is_403(edge: Edge) -> None:
-    is_problem(edge.post("features", FEATURE | {"layer": "water"}), 403, "layer")
+def test_a_layer_that_is_not_the_sources_is_403(refusing: Edge) -> None:
+    is_problem(refusing.post("features", FEATURE | {"layer": "water"}), 403, "layer")
     collection = {"type": "FeatureCollection", "layer": "water", "features": []}
-    is_problem(edge.post("features", collection), 403, "layer")
-    assert edge.kept() == 0
+    is_problem(refusing.post("features", collection), 403, "layer")
+    assert refusing.kept() == 0
 
 
-def test_a_body_that_says_it_is_another_sources_is_403(edge: Edge) -> None:
-    is_problem(edge.post("features", FEATURE | {"source": "buses"}), 403, "source")
-    is_problem(edge.post("tiles", [{"zoom": 0, "x": 0, "y": 0, "source": "buses"}]), 403, "source")
-    assert edge.kept() == 0
+def test_a_body_that_says_it_is_another_sources_is_403(refusing: Edge) -> None:
+    is_problem(refusing.post("features", FEATURE | {"source": "buses"}), 403, "source")
+    is_problem(refusing.post("tiles", [{"zoom": 0, "x": 0, "y": 0, "source": "buses"}]), 403, "source")
+    assert refusing.kept() == 0
 
 
 @pytest.mark.parametrize(
@@ -400,9 +411,9 @@ def test_a_body_that_says_it_is_another_sources_is_403(edge: Edge) -> None:
     ],
     ids=lambda value: repr(value)[:60],
 )
-def test_an_envelope_fault_is_400_naming_the_field(edge: Edge, body: bytes, field: str) -> None:
-    is_problem(edge.post("features", body), 400, field)
-    assert edge.kept() == 0
+def test_an_envelope_fault_is_400_naming_the_field(refusing: Edge, body: bytes, field: str) -> None:
+    is_problem(refusing.post("features", body), 400, field)
+    assert refusing.kept() == 0
 
 
 @pytest.mark.parametrize(
@@ -418,13 +429,13 @@ def test_an_envelope_fault_is_400_naming_the_field(edge: Edge, body: bytes, fiel
     ],
     ids=str,
 )
-def test_a_tile_event_at_fault_is_400_naming_the_field(edge: Edge, body: Any, field: str) -> None:
-    is_problem(edge.post("tiles", body), 400)
-    assert edge.kept() == 0
+def test_a_tile_event_at_fault_is_400_naming_the_field(refusing: Edge, body: Any, field: str) -> None:
+    is_problem(refusing.post("tiles", body), 400)
+    assert refusing.kept() == 0
 
 
-def test_rule_12_the_answer_to_a_wrong_position_does_not_repeat_it(edge: Edge) -> None:
-    answer = edge.post(
+def test_rule_12_the_answer_to_a_wrong_position_does_not_repeat_it(refusing: Edge) -> None:
+    answer = refusing.post(
         "positions", [{"device_id": "d", "lon": 24.123456, "lat": 160.654321, "time": "2026-05-01T12:00:00Z"}]
     )
     document = is_problem(answer, 400, "[0].lat")
@@ -434,16 +445,16 @@ def test_rule_12_the_answer_to_a_wrong_position_does_not_repeat_it(edge: Edge) -
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/xml", "", "application/json; charset=utf-16"])
-def test_a_content_type_that_is_not_read_is_415_and_says_which_are(edge: Edge, content_type: str) -> None:
-    answer = edge.post("features", FEATURE, content_type=content_type)
+def test_a_content_type_that_is_not_read_is_415_and_says_which_are(refusing: Edge, content_type: str) -> None:
+    answer = refusing.post("features", FEATURE, content_type=content_type)
     is_problem(answer, 415, "Content-Type")
     assert "application/geo+json" in answer.headers["accept"]
-    is_problem(edge.post("tiles", {"zoom": 0, "x": 0, "y": 0}, content_type="application/geo+json"), 415)
+    is_problem(refusing.post("tiles", {"zoom": 0, "x": 0, "y": 0}, content_type="application/geo+json"), 415)
 
 
 @pytest.mark.parametrize("encoding", ["br", "deflate", "gzip, gzip", "zstd"])
-def test_a_content_encoding_other_than_gzip_is_415(edge: Edge, encoding: str) -> None:
-    answer = edge.post("features", FEATURE, content_encoding=encoding)
+def test_a_content_encoding_other_than_gzip_is_415(refusing: Edge, encoding: str) -> None:
+    answer = refusing.post("features", FEATURE, content_encoding=encoding)
     is_problem(answer, 415, "Content-Encoding")
     assert answer.headers["accept-encoding"] == "gzip"
 
@@ -453,12 +464,14 @@ def test_a_content_type_with_utf_8_is_read(edge: Edge) -> None:
 
 
 @pytest.mark.parametrize("cut", [0.0, 0.5, 0.99])
-def test_a_gzip_stream_that_ends_early_or_is_none_is_400(edge: Edge, cut: float) -> None:
+def test_a_gzip_stream_that_ends_early_or_is_none_is_400(refusing: Edge, cut: float) -> None:
     sent = gzip.compress(json.dumps(FEATURE).encode())
-    is_problem(edge.post("features", sent[: int(len(sent) * cut)], content_encoding="gzip"), 400, "Content-Encoding")
-    is_problem(edge.post("features", b"{}" * 20, content_encoding="gzip"), 400, "Content-Encoding")
-    is_problem(edge.post("features", sent + b"garbage", content_encoding="gzip"), 400, "Content-Encoding")
-    assert edge.kept() == 0
+    is_problem(
+        refusing.post("features", sent[: int(len(sent) * cut)], content_encoding="gzip"), 400, "Content-Encoding"
+    )
+    is_problem(refusing.post("features", b"{}" * 20, content_encoding="gzip"), 400, "Content-Encoding")
+    is_problem(refusing.post("features", sent + b"garbage", content_encoding="gzip"), 400, "Content-Encoding")
+    assert refusing.kept() == 0
 
 
 # -- hostile bodies ------------------------------------------------------------------------------------------------
@@ -751,3 +764,55 @@ def test_sigterm_ends_the_process_at_once_and_quietly_and_a_taken_port_is_one_li
         assert f"http://127.0.0.1:{port}" in output
     finally:
         first.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["SIGKILL", "SIGTERM"])
+def test_rule_1_what_was_answered_202_is_in_the_log_however_the_edge_ends(tmp_path: Path, number: int) -> None:
+    port, home = _free_port(), tmp_path / "home"
+    home.mkdir()
+    (home / "sources.yaml").write_text(f"sources:\n  survey:\n    secrets: [{SECRET}]\n")
+    process = _start(home, port)
+    accepted: list[int] = []
+    try:
+        _wait_until_alive(port)
+
+        def send(sender: int) -> None:
+            edge = Edge(f"http://127.0.0.1:{port}", None, None, None)
+            for count in range(10_000):
+                name = sender * 10_000 + count
+                try:
+                    answer = edge.post("features", FEATURE | {"id": name}, webhook_id=f"k-{name}")
+                except httpx.TransportError:
+                    return
+                if answer.status_code == 202:
+                    accepted.append(name)
+
+        with ThreadPoolExecutor(4) as pool:
+            senders = [pool.submit(send, sender) for sender in range(4)]
+            while len(accepted) < 100 and process.poll() is None:
+                time.sleep(0.01)
+            process.send_signal(number)
+            process.communicate(timeout=30)
+            for sender in senders:
+                sender.result(30)
+    finally:
+        process.kill()
+    log = ports.open_log(limits(home))
+    kept = [json.loads(record.value or b"")["id"] for record in Edge("http://-", log, None, None).records(topics.RAW)]
+    log.close()
+    assert len(accepted) >= 100
+    assert set(accepted) <= set(kept)
+    assert len(kept) == len(set(kept))
+
+
+def test_large_bodies_do_not_hold_up_small_ones(edge: Edge) -> None:
+    large = gzip.compress(json.dumps(FEATURE | {"properties": {"text": "x" * 2_900_000}}).encode())
+    with ThreadPoolExecutor(6) as pool:
+        giants = [pool.submit(edge.post, "features", large, content_encoding="gzip") for _ in range(6)]
+        times = []
+        while not all(giant.done() for giant in giants) and len(times) < 50:
+            began = time.monotonic()
+            assert edge.post("features", FEATURE).status_code == 202
+            times.append(time.monotonic() - began)
+    assert [giant.result().status_code for giant in giants] == [202] * 6
+    assert sorted(times)[len(times) // 2] < 1
