@@ -230,6 +230,9 @@ def _from_text(text: str, limit: int) -> Parsed:
 
 def _from_wkt(text: str, limit: int) -> Parsed:
     srid = None
+    if "\x00" in text:
+        # GEOS reads a text up to there and would not see the rest.
+        raise refuse("no WKT: a NUL character")
     if (match := _EWKT.match(text)) is not None:
         srid, text = int(match[1]) or None, text[match.end() :]
     # A comma stands between any two coordinates, and between a coordinate and an empty part.
