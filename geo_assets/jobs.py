@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster import AssetSelection, DefaultScheduleStatus, ScheduleDefinition, define_asset_job, in_process_executor
+from dagster import (
+    AssetSelection,
+    DefaultScheduleStatus,
+    ScheduleDefinition,
+    define_asset_job,
+    in_process_executor,
+)
+from dagster._core.storage.tags import PRIORITY_TAG
 
 from geo_assets.catalog import FEATURES, TILES
 
@@ -34,6 +41,8 @@ def tags_of(batch: Batch, vertices: int) -> dict[str, str]:
         "geo_assets/vertices": str(vertices),
         "geo_assets/zooms": f"{zooms[0]}-{zooms[-1]}" if zooms else "",
         "geo_assets/region": _common_prefix(quadkeys) or "world",
+        # An edit's run passes those of backfills in Dagster's queue.
+        PRIORITY_TAG: "10" if batch.kind == "live" else "-10",
     }
     if batch.manifest is not None:
         tags["geo_assets/manifest"] = batch.manifest
