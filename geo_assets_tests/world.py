@@ -42,10 +42,9 @@ HERE = (24.9441, 60.1690)
 def settings_for(home: Path, **changes: Any) -> Settings:
     """Settings of a home with two layers and the source `city`."""
     home.mkdir(parents=True, exist_ok=True)
-    layers, sources = home / "layers.yaml", home / "sources.yaml"
-    if not layers.exists():
-        layers.write_text(LAYERS)
-        sources.write_text(SOURCES)
+    for name, text in (("layers.yaml", LAYERS), ("sources.yaml", SOURCES)):
+        if not (home / name).exists():
+            (home / name).write_text(text)
     values: dict[str, Any] = {"home": home, "log_partitions": 2, "ingest_workers": 1, "build_workers": 1, **changes}
     return Settings(**values)
 
@@ -79,6 +78,7 @@ class World:
         self.settings = settings_for(home, **changes)
         self.stack = Stack(self.settings).ensure()
         self._ingest: Ingest | None = None
+        self.races = 0
 
     def close(self) -> None:
         if self._ingest is not None:

@@ -88,7 +88,7 @@ class Callbacks:
         except queue.Full:
             self.dropped += 1
             log.warning(
-                "callback dropped, the queue is full", source=told.source, event=told.event_id, dropped=self.dropped
+                "callback dropped, the queue is full", source=told.source, event_id=told.event_id, dropped=self.dropped
             )
 
     def close(self) -> None:
@@ -113,12 +113,12 @@ class Callbacks:
                         with attempt:
                             self._send(client, told)
                 except RetryError:
-                    log.warning("callback failed", source=told.source, event=told.event_id)
+                    log.warning("callback failed", source=told.source, event_id=told.event_id)
 
     def _send(self, client: httpx.Client, told: Told) -> None:
         source = self._stack.sources.get(told.source)
         if source is None or told.url not in source.callback_urls:
-            log.warning("callback is not allowed any more", source=told.source, event=told.event_id)
+            log.warning("callback is not allowed any more", source=told.source, event_id=told.event_id)
             return
         headers = {"content-type": "application/json"}
         if source.secrets:
@@ -130,4 +130,4 @@ class Callbacks:
         if answer.status_code == 429 or answer.status_code >= 500:
             raise _Again
         if answer.status_code >= 300:
-            log.warning("callback refused", source=told.source, event=told.event_id, status=answer.status_code)
+            log.warning("callback refused", source=told.source, event_id=told.event_id, status=answer.status_code)

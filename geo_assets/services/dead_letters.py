@@ -52,7 +52,7 @@ def write_dead_letters(stack: Stack, letters: Sequence[DeadLetter]) -> None:
         records.append(NewRecord(topics.DEAD_LETTERS, kept.source or kept.id, kept.to_json(), headers))
         log.warning(
             "dead letter", id=letter.id, reason=letter.reason, stage=letter.stage, source=letter.source,
-            event=letter.event_id, field=letter.field,
+            event_id=letter.event_id, field=letter.field,
         )  # fmt: skip
     stack.log.append(records)
     keys = [letter.event_key for letter in letters if letter.event_key]

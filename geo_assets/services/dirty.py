@@ -53,7 +53,7 @@ class DirtyPlan:
             shapely.from_wkb([side.geometry for _, side in sides]),
             [side.min_zoom for _, side in sides],
             [side.max_zoom for _, side in sides],
-            buffer=self.layers.buffer_fraction,
+            buffer=self.layers.reach_fraction,
             cap=self.edit_cap,
         )
         keys = found.keys()

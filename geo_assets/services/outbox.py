@@ -76,7 +76,7 @@ def _wide_manifest(stack: Stack, row: OutboxRow) -> Manifest:
     complete = True
     for geometry, zooms in areas:
         # One above the cap is enough to know that it is exceeded; the whole of a country would take minutes.
-        found = cover(geometry, zooms, buffer=stack.layers.buffer_fraction, cap=cap + 1)
+        found = cover(geometry, zooms, buffer=stack.layers.reach_fraction, cap=cap + 1)
         keys.update(found.keys())
         complete = complete and not found.zooms_left
     zooms_asked = sorted({zoom for _, zooms in areas for zoom in zooms})

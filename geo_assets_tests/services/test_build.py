@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from geo_assets.events import topics
 from geo_assets.ports import tile_object
 from geo_assets.services import build_worker
 from geo_assets.services.announce import sweep_announcements
@@ -247,7 +249,8 @@ def shown(world: World, key: str) -> int:
 
 def race(world: World, schedule: str) -> None:
     """Two builders and two edits in the order of the schedule; then whatever is left, then the sensor."""
-    number = sum(1 for _ in world.stack.features.scan()) + 1
+    number = world.races = getattr(world, "races", 0) + 1
+    begin = world.stack.log.extents(topics.TILE_UPDATED)
     # Each schedule has a building of its own, half a kilometre from the last one: one world serves many schedules.
     at = (HERE[0], HERE[1] + 0.01 * number)
     version = 1
@@ -272,21 +275,23 @@ def race(world: World, schedule: str) -> None:
     world.build_dirty()
     assert shown(world, key) == version, f"an edit is missing after {schedule}"
     assert not world.state(key).dirty
-    told = [a for a in world.announced() if (a["z"], a["x"], a["y"]) == _place(key)]
+    told = [
+        json.loads(record.value or b"")
+        for partition, extent in begin.items()
+        for record in world.stack.log.read(topics.TILE_UPDATED, partition, extent.end)
+        if record.key == key
+    ]
     best = max(told, key=lambda a: a["revision"])
     assert (best["revision"], best["hash"]) == (world.state(key).revision, world.state(key).content_hash)
 
 
-def _place(key: str) -> tuple[int, int, int]:
-    from geo_assets.tiles.tile import Tile
-
-    tile = Tile.from_key(key)
-    return tile.z, tile.x, tile.y
-
-
 @pytest.fixture(scope="module")
 def arena(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    world = World(tmp_path_factory.mktemp("arena") / "home")
+    home = tmp_path_factory.mktemp("arena") / "home"
+    home.mkdir()
+    # One zoom: an edit touches a tile or two, and a race is over in milliseconds.
+    (home / "layers.yaml").write_text("max_zoom: 16\nlayers: [{name: buildings, min_zoom: 16, min_pixels: 0}]\n")
+    world = World(home)
     yield world
     world.close()
 
@@ -294,7 +299,7 @@ def arena(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 SCHEDULE = st.permutations(list("AAAAAABBBBBBEE")).map("".join)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(schedule=SCHEDULE)
 def test_rule_4_two_builders_racing_never_take_a_tile_back(arena: World, schedule: str) -> None:
     race(arena, schedule)
@@ -302,8 +307,6 @@ def test_rule_4_two_builders_racing_never_take_a_tile_back(arena: World, schedul
 
 @pytest.mark.soak
 def test_rule_4_two_builders_in_every_interleaving_with_an_edit_between(arena: World) -> None:
-    orders = {"".join(order) for order in itertools.combinations("ABABABABABAB", 6)}
-    assert orders
     count = 0
     for places in itertools.combinations(range(12), 6):
         order = "".join("A" if i in places else "B" for i in range(12))

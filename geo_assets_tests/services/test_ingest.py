@@ -41,7 +41,7 @@ def test_rule_3_an_edit_dirties_the_tiles_of_old_and_new_geometry_grown_by_the_b
     (after,) = world.stack.features.scan()
 
     zooms = range(min(before.min_zoom, after.min_zoom), 17)
-    buffer = world.stack.layers.buffer_fraction
+    buffer = world.stack.layers.reach_fraction
     assert {s.key for s in world.stack.ledger.dirty(10_000)} == set()
     world.mark_hints()
     dirty = {s.key for s in world.stack.ledger.dirty(10_000)}
@@ -221,7 +221,7 @@ def test_rule_7_an_edit_over_its_cap_is_stored_marks_what_fits_and_leaves_the_re
         assert 0 < marked <= 50
         zooms = list(range(stored.min_zoom, stored.max_zoom + 1))
         geometry = shapely.from_wkb(stored.geometry)
-        assert keys == tiles_touched([geometry], zooms, world.stack.layers.buffer_fraction)
+        assert keys == tiles_touched([geometry], zooms, world.stack.layers.reach_fraction)
     finally:
         world.close()
 

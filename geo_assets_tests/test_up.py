@@ -1,0 +1,273 @@
+"""The whole of it as a person meets it: `geo-assets up --sample`, an edit, the map's tiles, Dagster's catalog."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import shapely
+
+from geo_assets.stack import Stack
+from geo_assets.tiles.tile import Tile
+from geo_assets_tests.running_platform import Listener, Platform, free_ports, paths, running, until
+from geo_assets_tests.world import settings_for, tiles_touched
+
+pytestmark = pytest.mark.timeout(600)
+
+MATERIALIZED = """
+query($key: AssetKeyInput!) {
+  assetNodeOrError(assetKey: $key) {
+    ... on AssetNode { partitionStats { numMaterialized numFailed numPartitions } }
+  }
+}
+"""
+
+LATEST = """
+query($key: AssetKeyInput!, $partition: String!) {
+  assetNodeOrError(assetKey: $key) {
+    ... on AssetNode {
+      assetMaterializations(partitions: [$partition], limit: 1) {
+        timestamp
+        metadataEntries { label ... on TextMetadataEntry { text } ... on IntMetadataEntry { intValue } }
+      }
+    }
+  }
+}
+"""
+
+RUNS = "{ runsOrError { ... on Runs { results { id status } count } } }"
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    with running(tmp_path_factory.mktemp("up") / "home", "--sample") as platform:
+        yield platform
+
+
+def published(platform: Platform) -> dict[str, str | None]:
+    """Every tile of the ledger with its content hash, by path."""
+    with Stack(settings_for(platform.home)) as stack:
+        return {Tile.from_key(s.key).path: s.content_hash for s in stack.ledger.scan()}
+
+
+def building(platform: Platform) -> dict[str, Any]:
+    return json.loads((platform.home / "edit-a-building.geojson").read_text())
+
+
+def runs(platform: Platform) -> int:
+    return platform.graphql(RUNS)["runsOrError"]["count"]
+
+
+def materialization(platform: Platform, key: str) -> dict[str, Any] | None:
+    node = platform.graphql(LATEST, key={"path": ["tiles"]}, partition=key)["assetNodeOrError"]
+    found = node["assetMaterializations"]
+    if not found:
+        return None
+    return {e["label"]: e.get("text", e.get("intValue")) for e in found[0]["metadataEntries"]}
+
+
+def quiet(platform: Platform) -> None:
+    """Wait until nothing is dirty and nothing is owed."""
+
+    def nothing() -> bool:
+        status = platform.status()
+        tiles = status["tiles"]
+        return not (tiles["dirty_live"] or tiles["dirty_backfill"] or any(tiles["owed"].values()) or any(status["lag"].values()))
+
+    until(nothing, 90, "nothing is dirty", every=1.0)
+
+
+def test_it_comes_up_with_a_city_its_catalog_and_a_command_to_try(up: Platform) -> None:
+    tiles = published(up)
+    assert 400 <= len(tiles) <= 550
+    assert {int(path.partition("/")[0]) for path in tiles} == set(range(19))
+    stats = up.graphql(MATERIALIZED, key={"path": ["tiles"]})["assetNodeOrError"]["partitionStats"]
+    assert stats["numMaterialized"] >= len(tiles)
+    assert stats["numFailed"] == 0
+    for wanted in (up.tiles, up.dagster, f"{up.edge}/v1/features", "geo-assets", "edit-a-building.geojson"):
+        assert wanted in up.text
+    assert httpx.get(f"{up.tiles}/", trust_env=False).status_code == 200
+    assert httpx.get(f"{up.tiles}/tiles.json", trust_env=False).json()["vector_layers"]
+
+
+def test_an_edit_that_moves_a_building_changes_exactly_its_tiles_within_20_seconds(up: Platform) -> None:
+    quiet(up)
+    before, count = published(up), runs(up)
+    edit = building(up)
+    with Stack(settings_for(up.home)) as stack:
+        old = stack.features.get("demo", json.dumps(edit["id"]))
+        assert old is not None
+        buffer, deepest = stack.layers.reach_fraction, stack.layers.max_zoom
+    touched = paths(sorted(tiles_touched([shapely.from_wkb(old.geometry), edit["geometry"]], range(old.min_zoom, deepest + 1), buffer)))
+    listener = Listener(f"{up.tiles}/events")
+
+    started = time.monotonic()
+    answer = up.post(edit)
+    assert answer["status"] == "queued"
+    until(lambda: set(listener.tiles()) and set(listener.tiles()) == changed(before, published(up)), 20, "SSE named what changed")
+    assert time.monotonic() - started < 20
+    quiet(up)
+    listener.close()
+
+    after = published(up)
+    assert changed(before, after) <= touched
+    assert set(listener.tiles()) == changed(before, after)
+    for path, event in listener.tiles().items():
+        assert event["hash"] == after[path]
+        assert (up.etag(path) or "").strip('W/"').startswith(str(after[path])[:16])
+        shown = materialization(up, Tile.from_path(path).key)
+        assert shown is not None
+        assert (shown["revision"], shown["content_hash"]) == (event["revision"], after[path])
+    with Stack(settings_for(up.home)) as stack:
+        moved = stack.features.get("demo", json.dumps(edit["id"]))
+        assert moved is not None
+        assert moved.version == edit["version"]
+    assert runs(up) > count
+
+
+def changed(before: dict[str, str | None], after: dict[str, str | None]) -> set[str]:
+    return {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
+
+
+def test_the_same_edit_again_is_a_duplicate_and_starts_no_run(up: Platform) -> None:
+    edit = building(up)
+    up.post(edit, "--event-id", "first")
+    quiet(up)
+    count, before = runs(up), published(up)
+
+    assert up.post(edit, "--event-id", "first")["status"] == "duplicate"
+    up.post(edit, "--event-id", "second")
+    older = {**edit, "version": edit["version"] - 1}
+    up.post(older, "--event-id", "third")
+    time.sleep(8)
+    quiet(up)
+
+    assert (runs(up), published(up)) == (count, before)
+
+
+def test_the_same_version_with_other_content_is_a_dead_letter_that_names_the_conflict(up: Platform) -> None:
+    edit = building(up)
+    up.post(edit, "--event-id", "conflict-base")
+    edit["properties"]["name"] = "something else"
+    up.post(edit, "--event-id", "conflict")
+
+    def listed() -> str:
+        return up.command("dead-letters", "list", "--reason", "version_conflict").stdout
+
+    until(lambda: "version_conflict" in listed(), 20, "the conflict is listed", every=1.0)
+
+
+def test_a_wrong_signature_is_401_and_leaves_nothing_in_the_log(up: Platform) -> None:
+    before = up.status()["lag"]
+    answer = httpx.post(
+        f"{up.edge}/v1/features",
+        content=b"{}",
+        headers={"content-type": "application/geo+json", "webhook-id": "x", "webhook-timestamp": str(int(time.time())), "webhook-signature": "v1,AAAA"},
+        trust_env=False,
+    )
+    assert answer.status_code == 401
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert up.status()["lag"] == before
+
+
+def test_a_backfill_from_the_command_line_skips_what_did_not_change(up: Platform) -> None:
+    quiet(up)
+    before = published(up)
+    done = up.command("backfill", "--bbox", "24.94,60.165,24.95,60.175", "--zooms", "14-16", "--wait")
+    assert done.returncode == 0, done.stderr
+    assert "up to date" in done.stdout
+    assert published(up) == before
+
+
+def test_selected_partitions_materialized_in_the_ui_are_reported(up: Platform) -> None:
+    quiet(up)
+    keys = [Tile.from_path(path).key for path in sorted(published(up)) if path.startswith("15/")][:3]
+    launch = """
+    mutation($params: LaunchBackfillParams!) {
+      launchPartitionBackfill(backfillParams: $params) {
+        __typename
+        ... on LaunchBackfillSuccess { backfillId }
+        ... on PythonError { message }
+      }
+    }
+    """
+    params = {"assetSelection": [{"path": ["tiles"]}], "partitionNames": keys}
+    started = up.graphql(launch, params=params)["launchPartitionBackfill"]
+    assert started["__typename"] == "LaunchBackfillSuccess", started
+    state = "query($id: String!) { partitionBackfillOrError(backfillId: $id) { ... on PartitionBackfill { status } } }"
+
+    def status() -> str:
+        return up.graphql(state, id=started["backfillId"])["partitionBackfillOrError"]["status"]
+
+    until(lambda: status() in ("COMPLETED_SUCCESS", "COMPLETED", "COMPLETED_FAILED", "FAILED"), 120, "the backfill ended", every=1.0)
+    assert status() in ("COMPLETED_SUCCESS", "COMPLETED")
+    for key in keys:
+        shown = materialization(up, key)
+        assert shown is not None
+        assert shown["outcome"] == "skipped"
+
+
+def test_a_second_up_in_the_same_home_is_refused_in_one_line(up: Platform) -> None:
+    done = up.command("up")
+    assert done.returncode == 1
+    assert "already up" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_leaves_no_process_and_the_next_start_goes_on(tmp_path: Path) -> None:
+    with running(tmp_path / "home") as platform:
+        assert platform.left()
+        assert platform.stop() == 0
+        assert platform.left() == []
+        platform.lines.clear()
+        platform.start()
+        platform.wait_until_up(60)
+
+
+def test_a_killed_supervisor_leaves_nothing_that_the_next_start_does_not_end(tmp_path: Path) -> None:
+    with running(tmp_path / "home") as platform:
+        assert platform.process is not None
+        platform.process.send_signal(signal.SIGKILL)
+        platform.process.wait(10)
+        platform.lines.clear()
+        platform.start()
+        platform.wait_until_up(90)
+        assert platform.stop() == 0
+        assert platform.left() == []
+
+
+@pytest.mark.parametrize("name", ["EDGE", "TILES", "DAGSTER"])
+def test_a_port_that_is_taken_is_one_clear_line(tmp_path: Path, name: str) -> None:
+    import socket
+
+    platform = Platform(tmp_path / "home")
+    with socket.socket() as taken:
+        (port,) = free_ports(1)
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        platform.environment[f"GEO_ASSETS_{name}_PORT"] = str(port)
+        done = platform.command("up")
+    assert done.returncode == 1
+    assert f"port {port}" in done.stderr
+    assert f"GEO_ASSETS_{name}_PORT" in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_a_home_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    done = subprocess.run(
+        [sys.executable, "-m", "geo_assets.cli", "--home", str(blocked / "home"), "up"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "cannot be written" in done.stderr
+    assert "GEO_ASSETS_HOME" in done.stderr
+    assert "Traceback" not in done.stderr
