@@ -63,6 +63,8 @@ class Parsed:
     """Coordinates, a ring's closing one included."""
     srid: int | None = None
     """The EPSG code that EWKT or EWKB declares."""
+    over_the_pole: bool = False
+    """Whether a ring whose ends lie one turn of the globe (360) apart was closed over the pole: true of degrees only."""
 
 
 def refuse(
@@ -72,14 +74,12 @@ def refuse(
     return Refused(reason, "geometry", None if value is None else shorten(value), limit, explanation)
 
 
-def parse_geometry(value: object, max_vertices: int, *, lon_lat: bool = True) -> Parsed | None:
+def parse_geometry(value: object, max_vertices: int) -> Parsed | None:
     """The geometry of a `geometry` member.
 
     Args:
         value: A GeoJSON object, a text of WKT or EWKT, WKB or EWKB in hexadecimal, or None.
         max_vertices: Coordinates it may have; counted before it is built where its form allows.
-        lon_lat: Whether the coordinates are degrees: a GeoJSON ring whose ends differ by one turn around the globe is
-            then closed over the pole.
 
     Returns:
         The geometry; None where there is none, or an empty one.
@@ -90,7 +90,7 @@ def parse_geometry(value: object, max_vertices: int, *, lon_lat: bool = True) ->
     if value is None:
         return None
     if isinstance(value, dict):
-        parsed = _Reader(max_vertices, lon_lat).read(cast(dict[str, Any], value))
+        parsed = _Reader(max_vertices).read(cast(dict[str, Any], value))
     elif isinstance(value, str):
         parsed = _from_text(value, max_vertices)
     else:
@@ -107,14 +107,14 @@ def _too_many(count: int, limit: int) -> Refused:
 class _Reader:
     """Builds a GeoJSON geometry, counting vertices before each piece is made."""
 
-    __slots__ = ("count", "limit", "lon_lat")
+    __slots__ = ("count", "limit", "over_the_pole")
 
-    def __init__(self, limit: int, lon_lat: bool) -> None:
-        self.limit, self.lon_lat, self.count = limit, lon_lat, 0
+    def __init__(self, limit: int) -> None:
+        self.limit, self.count, self.over_the_pole = limit, 0, False
 
     def read(self, value: dict[str, Any]) -> Parsed:
-        kind = value.get("type")
-        return Parsed(self._geometry(value, 0), str(kind), self.count)
+        shape = self._geometry(value, 0)
+        return Parsed(shape, str(value["type"]), self.count, over_the_pole=self.over_the_pole)
 
     def _geometry(self, value: Any, depth: int) -> BaseGeometry:
         if not isinstance(value, dict):
@@ -181,11 +181,9 @@ class _Reader:
             raise refuse("a ring has no positions")
         ring = self._positions(coordinates)
         if (ring[0] != ring[-1]).any():
-            if (
-                self.lon_lat
-                and abs(abs(ring[0, 0] - ring[-1, 0]) - 360.0) <= HAIR
-                and abs(ring[0, 1] - ring[-1, 1]) <= HAIR
-            ):
+            turn, rise = np.abs(ring[0] - ring[-1]).tolist()
+            if abs(turn - 360.0) <= HAIR and rise <= HAIR:
+                self.over_the_pole = True
                 return _over_the_pole(ring)
             raise refuse(
                 "a ring is not closed: its last position is not its first", "invalid_geometry", coordinates[-1]

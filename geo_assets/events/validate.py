@@ -291,16 +291,13 @@ def _geometry(
         ("properties.source_epsg", properties.get("source_epsg")),
         ("X-Source-CRS", context.header_crs),
     ]
-    if isinstance(value, str):
-        parsed = parse_geometry(value, limit)
-        if parsed is not None:
-            declared.append(("SRID of the geometry", parsed.srid))
-        crs = resolve_crs(declared, context.source.default_crs) if parsed is not None else ""
-    else:
-        crs = resolve_crs(declared, context.source.default_crs)
-        parsed = parse_geometry(value, limit, lon_lat=is_geographic(crs))
+    parsed = parse_geometry(value, limit)
     if parsed is None:
         return None, None, Report(True, "", True, None, 0), False
+    declared.append(("SRID of the geometry", parsed.srid))
+    crs = resolve_crs(declared, context.source.default_crs)
+    if parsed.over_the_pole and not is_geographic(crs):
+        raise refuse("a ring is not closed: its last position is not its first")
     shape = parsed.shape
     coordinates = shapely.get_coordinates(shape)
     check_finite(coordinates)

@@ -195,10 +195,9 @@ def test_no_bytes_crash_the_edge(kind: str, body: bytes):
         read_envelope(body, kind)
 
 
-names = st.sampled_from(
-    ["type", "id", "geometry", "properties", "version", "action", "layer", "source", "event_id", "features", "radius_m"]
-    + ["zoom", "x", "y", "bbox", "device_id", "lon", "lat", "time", "time_ms", "time_s"]
-)
+members = "type id geometry properties version action layer source event_id features radius_m"
+coordinates = "zoom x y bbox device_id lon lat time time_ms time_s"
+names = st.sampled_from(f"{members} {coordinates}".split())
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6) | st.just("Feature")
 odd = scalars | st.lists(st.floats(), max_size=5)
 

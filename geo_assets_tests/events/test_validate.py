@@ -327,6 +327,12 @@ def test_polar_data_is_closed_over_the_pole():
     assert shape.covers(shapely.Point(12, 89))
 
 
+def test_ends_one_turn_apart_close_a_ring_in_degrees_only():
+    ring = {"type": "Polygon", "coordinates": [[[0, 80], [120, 80], [240, 80], [360, 80]]]}
+    assert shapely.from_wkb(edit(geometry=ring).geometry).covers(shapely.Point(12, 89))
+    assert refused(geometry=ring, crs="EPSG:3067").reason == "invalid_geometry"
+
+
 # Hostile text
 
 
