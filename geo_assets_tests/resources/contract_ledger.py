@@ -710,6 +710,24 @@ class LedgerContract:
         state = ledger.read([TILE])[TILE]
         assert (state.wanted_backfill, state.forced, state.manifest) == (alone, alone, None)
 
+    def test_a_manifest_that_is_done_stays_done_when_it_is_cancelled(self, ledger: Ledger) -> None:
+        ledger.write_manifest("m", "t", "backfill", [TILE])
+        ledger.mark_manifest("m")
+        ledger.settle([settled(ledger.read([TILE])[TILE])])
+        assert ledger.manifest("m").state == "done"
+        assert ledger.cancel_manifest("m") == 0
+        assert ledger.manifest("m").state == "done"
+        assert tuple(ledger.progress("m")) == (1, 1, 0)
+
+    def test_cancelling_a_manifest_that_ended_with_tiles_given_up_lets_go_of_them(self, ledger: Ledger) -> None:
+        ledger.write_manifest("m", "t", "backfill", [TILE])
+        mark = ledger.mark_manifest("m").mark
+        ledger.fail([Failure(TILE, mark, "boom")], max_attempts=1)
+        assert ledger.manifest("m").state == "done"
+        assert ledger.cancel_manifest("m") == 1
+        assert ledger.manifest("m").state == "cancelled"
+        assert ledger.counts().given_up == 0
+
     def test_a_manifest_cancelled_while_it_is_written_marks_nothing(self, ledger: Ledger) -> None:
         ledger.write_manifest("m", "t", "backfill", [TILE])
         assert ledger.cancel_manifest("m") == 0

@@ -243,7 +243,7 @@ class Ledger(Protocol):
     def scan(
         self, *, zooms: Sequence[int] | None = None, prefix: str | None = None, published: bool = True
     ) -> Iterator[TileState]:
-        """Rows in key order, in pieces; `prefix` is a quadkey prefix. `published` leaves out tiles without an object."""
+        """Rows in key order (as text), in pieces; `prefix` is a quadkey's. `published` leaves out tiles without an object."""
         ...
 
     def dirty(
@@ -257,7 +257,7 @@ class Ledger(Protocol):
         ...
 
     def counts(self) -> LedgerCounts:
-        """Totals."""
+        """Totals. A tile given up at its newest mark counts as given up, not as dirty."""
         ...
 
     def lag(self, prefix_length: int = 4) -> list[Lag]:
@@ -272,7 +272,8 @@ class Ledger(Protocol):
     def mark_from_log(self, topic_id: str, partition: int, hints: Sequence[Hint], next_offset: int) -> int:
         """In one transaction: raise the live marks of the hints at or above the position, move it to `next_offset`.
 
-        Hints below the position change nothing, nor does a `next_offset` at or below it. Returns the hints that counted.
+        Hints below the position change nothing, nor does a `next_offset` at or below it. A hint whose key names no tile
+        never crashes; validating keys is the caller's. Returns the hints that counted.
         """
         ...
 
@@ -285,7 +286,10 @@ class Ledger(Protocol):
         ...
 
     def clear(self, keys: Sequence[str]) -> None:
-        """After an integrity fault: forget work key and content hash (the revision stays) and mark the tiles live."""
+        """After an integrity fault: forget work key and content hash (the revision stays) and mark the tiles live.
+
+        A settle of what was read before it no longer holds: it would bring the work key back, and the damage with it.
+        """
         ...
 
     # -- building ----------------------------------------------------------------------------------------------------
@@ -302,18 +306,27 @@ class Ledger(Protocol):
         ...
 
     def settle(self, settles: Sequence[Settle]) -> set[str]:
-        """Each conditional on the revision as read; keys that held. A lease on it ends. Attempts start anew."""
+        """Each conditional on the revision as read; keys that held. A lease on it ends. Attempts start anew.
+
+        `built` never sinks: where a newer mark was settled meanwhile, this one holds and changes nothing but the lease.
+        """
         ...
 
     def commit(self, commits: Sequence[Commit]) -> dict[str, list[Owed]]:
         """Each conditional on the revision as read, with one outbox row a duty; only keys that held are in the answer.
 
-        One transaction for all; one that lost its race costs the others nothing. A lease on the tile ends.
+        One transaction for all; one that lost its race costs the others nothing. A lease on the tile ends. One whose
+        mark as read is below what was settled meanwhile at the same revision does not hold either: there and back again
+        (content A, B, A), it would show B after A was found unchanged.
         """
         ...
 
     def fail(self, failures: Sequence[Failure], *, max_attempts: int) -> set[str]:
-        """Charge one attempt each, keep the error, end the lease; the keys that are given up with this one."""
+        """Charge one attempt each, keep the error, end the lease; the keys that are given up with this one.
+
+        Not charged: a build that began before a newer mark (which started the attempts anew), and one whose mark
+        somebody else's build has answered.
+        """
         ...
 
     # -- outbox ------------------------------------------------------------------------------------------------------
@@ -335,8 +348,9 @@ class Ledger(Protocol):
         attempt: int = 1,
         manifest: str | None = None,
     ) -> list[Batch]:
-        """Lease each group under a batch of its own, in one transaction. A tile leased elsewhere is left out of its
-        group; a group left without tiles makes no batch.
+        """Lease each group under a batch of its own, in one transaction; the batch's id is the owner of its leases.
+
+        A tile leased elsewhere is left out of its group; a group left without tiles makes no batch.
         """
         ...
 
@@ -349,7 +363,7 @@ class Ledger(Protocol):
         ...
 
     def start_batch(self, batch_id: str, run_id: str, ttl_s: float) -> Batch:
-        """Its run began: state running, leases renewed. Raises UnknownBatch."""
+        """Its run began: state running, leases renewed; one that was ended stays so. Raises UnknownBatch."""
         ...
 
     def renew_batches(self, batch_ids: Sequence[str], ttl_s: float) -> None:
@@ -375,17 +389,20 @@ class Ledger(Protocol):
         parameters: str = "{}",
         cap: int | None = None,
     ) -> Manifest:
-        """Write the tiles, without marking them: one transaction. Writing the same id again adds tiles to it while it is
-        `writing`. Over the cap it is kept as `refused` with the number and no tiles.
+        """Write the tiles, without marking them: one transaction.
+
+        Writing the same id again adds tiles to it while it is `writing`, and changes nothing later. Over the cap it is kept as `refused` with the number and no tiles.
         """
         ...
 
-    def refuse_manifest(self, manifest_id: str, title: str, kind: str, problem: str, *, parameters: str = "{}") -> Manifest:
-        """Keep it as `refused` with the problem and no tiles. One that exists already is left as it is and returned."""
+    def refuse_manifest(
+        self, manifest_id: str, title: str, kind: str, problem: str, *, parameters: str = "{}"
+    ) -> Manifest:
+        """Keep it as `refused` with the problem and no tiles. One that exists is left as it is and returned."""
         ...
 
     def mark_manifest(self, manifest_id: str, *, force: bool = False) -> Manifest:
-        """Raise the backfill marks of all its tiles to one new counter value. Again: no change. Raises UnknownManifest."""
+        """Raise the backfill marks of all its tiles to one new value. Again: no change. Raises UnknownManifest."""
         ...
 
     def manifest(self, manifest_id: str) -> Manifest:
@@ -405,7 +422,11 @@ class Ledger(Protocol):
         ...
 
     def cancel_manifest(self, manifest_id: str) -> int:
-        """Take back its own backfill marks and no other; how many tiles are no longer wanted. Raises UnknownManifest."""
+        """Take back its own backfill marks and no other; how many tiles are no longer wanted.
+
+        Where another manifest, or a backfill mark outside any, wants the tile as well, that mark stands again. Raises
+        UnknownManifest.
+        """
         ...
 
     # -- small durable values -----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The ledger as a Dagster resource: hands out the plain client and nothing else. The only file here that needs Dagster."""
+"""The ledger as a Dagster resource: hands out the plain client. The only file here that needs Dagster."""
 
 from __future__ import annotations
 

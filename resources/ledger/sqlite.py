@@ -667,18 +667,21 @@ class SqliteLedger:
     def cancel_manifest(self, manifest_id: str) -> int:
         """Take back its own backfill marks and no other; how many tiles are no longer wanted.
 
-        Where another manifest, or a backfill mark outside any, wants the tile as well, that mark stands again.
+        Where another manifest, or a backfill mark outside any, wants the tile as well, that mark stands again. One that
+        is refused, or done with every tile built, stays what it is.
 
         Raises:
             UnknownManifest: There is none of that id.
         """
         with self._file.transaction() as db:
             manifest, number, _ = self._manifest(db, manifest_id)
-            if manifest.state in ("writing", "marked"):
-                db.execute("UPDATE manifest SET state = 'cancelled' WHERE number = ?", (number,))
+            if manifest.state == "refused" or (
+                manifest.state == "done" and not self._any(db, number, manifest.mark, "built < :mark")
+            ):
+                return 0
+            db.execute("UPDATE manifest SET state = 'cancelled' WHERE number = ?", (number,))
             if manifest.mark == 0:
                 return 0
-            db.execute("UPDATE manifest SET mark = 0 WHERE number = ?", (number,))
             db.execute("DELETE FROM asked")
             db.execute(
                 """INSERT INTO asked (key, wanted, revision, work_key)
@@ -686,7 +689,8 @@ class SqliteLedger:
                           max(t.forced_alone, ifnull(max(CASE WHEN o.forced THEN o.mark END), 0)), o.id
                    FROM manifest_tile AS m JOIN tile AS t ON t.key = m.key
                    LEFT JOIN manifest_tile AS other ON other.key = m.key AND other.manifest <> m.manifest
-                   LEFT JOIN manifest AS o ON o.number = other.manifest AND o.mark > 0
+                   LEFT JOIN manifest AS o
+                       ON o.number = other.manifest AND o.mark > 0 AND o.state <> 'cancelled'
                    WHERE m.manifest = :number AND (t.wanted_backfill = :mark OR t.forced_backfill = :mark)
                    GROUP BY t.key""",
                 {"number": number, "mark": manifest.mark},
@@ -716,13 +720,13 @@ class SqliteLedger:
         return Manifest(*row[:9]), row[9], bool(row[10])
 
     def _all_answered(self, db: sqlite3.Connection, number: int, mark: int) -> bool:
-        return not _number(
-            db.execute(
-                """SELECT EXISTS (SELECT 1 FROM manifest_tile AS m JOIN tile ON tile.key = m.key
-                                  WHERE m.manifest = ? AND built < ? AND given_up < ?)""",
-                (number, mark, mark),
-            )
-        )
+        return not self._any(db, number, mark, "built < :mark AND given_up < :mark")
+
+    def _any(self, db: sqlite3.Connection, number: int, mark: int, condition: str) -> bool:
+        """Whether a tile of a marked manifest meets the condition."""
+        query = f"""SELECT EXISTS (SELECT 1 FROM manifest_tile AS m JOIN tile ON tile.key = m.key
+                                   WHERE m.manifest = :number AND {condition})"""
+        return bool(_number(db.execute(query, {"number": number, "mark": mark})))
 
     def _note_done(self, numbers: Sequence[int]) -> None:
         """Remember what was found, so that nobody has to look through its tiles again."""
