@@ -18,7 +18,7 @@ import shapely
 from geo_assets.tiles.encode.framing import Features, frame
 from geo_assets.tiles.encode.grid import draw, simplify
 from geo_assets.tiles.encode.mercator import world
-from geo_assets.tiles.encode.ragged import Bools, Ints, where
+from geo_assets.tiles.encode.ragged import Bools, Ints, spread, where
 from geo_assets.tiles.encode.shapes import Geometries, Shapes, concatenate, shapes_of_wkb
 from geo_assets.tiles.encode.tags import ID_PROPERTY, Tags, parse, tags
 from geo_assets.tiles.encode.varint import Unsigned
@@ -107,7 +107,7 @@ def encode_tiles(features: TileFeatures, layers: LayerSet) -> list[EncodedTile]:
     result: list[EncodedTile] = []
     rows.simplify(np.array([tile.z for tile in features.tiles], np.int64)[pair_tile], pair_row)
     bounds = np.searchsorted(pair_tile, np.arange(len(features.tiles) + 1))
-    for first, last in _chunks(bounds, np.concatenate([[0], np.cumsum(rows.vertices[pair_row])])):
+    for first, last in _chunks(bounds, np.concatenate([[0], rows.vertices[pair_row].cumsum()])):
         pairs = slice(int(bounds[first]), int(bounds[last]))
         result += rows.encode(features.tiles[first:last], pair_tile[pairs] - first, pair_row[pairs])
     return result
@@ -163,6 +163,8 @@ class _Rows:
             zoom: (pairs) zoom of the tile.
             row: (pairs) row that shows in it.
         """
+        if not self.tolerance.any():
+            return
         coarse = (self.tolerance > 0)[self.layer[row]] & self.sound[row] & (zoom < self.layers.max_zoom)
         for level in np.unique(zoom[coarse]).tolist():
             wanted = np.zeros(len(self.rank), np.bool_)
@@ -199,8 +201,8 @@ class _Rows:
         counts = self.items[pair_row + 1] - self.items[pair_row]
         item = self.items[pair_row]
         if (counts != 1).any():
-            item = np.repeat(item - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
-            pair_tile, pair_row = np.repeat(pair_tile, counts), np.repeat(pair_row, counts)
+            item = spread(item, counts)
+            pair_tile, pair_row = pair_tile.repeat(counts), pair_row.repeat(counts)
         zoom = place[pair_tile, 0]
         shapes, drawn_item = self._at_zooms(item, zoom)
         drawn = draw(
@@ -298,7 +300,7 @@ def _boxes(shapes: Shapes, in_tile: Ints) -> list[tuple[int, int, int, int] | No
     """Lowest and highest coordinates of each tile."""
     result: list[tuple[int, int, int, int] | None] = [None] * (len(in_tile) - 1)
     starts = shapes.item_points()[in_tile]
-    full = where(np.diff(starts))
+    full = where(starts[1:] > starts[:-1])
     if len(full):
         low = np.minimum.reduceat(shapes.xy, starts[full])
         high = np.maximum.reduceat(shapes.xy, starts[full])

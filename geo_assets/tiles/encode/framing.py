@@ -93,25 +93,21 @@ def frame(
 
     # Bytes of each part of a feature, then of the whole: what lengths have to say.
     tag_bounds = offsets(tag_counts)
-    key_sizes, value_sizes = sizes(key), sizes(value)
-    tag_bytes = sums(key_sizes + value_sizes, tag_bounds)
     command_bounds = offsets(command_counts)
-    command_sizes = sizes(commands)
-    command_bytes = sums(command_sizes, command_bounds)
+    total = len(key)
+    each_size = sizes(np.concatenate([key, value, commands]))
+    tag_bytes = sums(each_size[:total] + each_size[total : 2 * total], tag_bounds)
+    command_bytes = sums(each_size[2 * total :], command_bounds)
     with_id = has_id[row]
     with_tags = tag_counts > 0
     id_values = ids[row]
-    message = (
-        with_id * (1 + sizes(id_values))
-        + with_tags * (1 + sizes(tag_bytes.astype(np.uint64)) + tag_bytes)
-        + 3
-        + sizes(command_bytes.astype(np.uint64))
-        + command_bytes
-    )
+    heads = sizes(np.concatenate([tag_bytes.view(np.uint64), command_bytes.view(np.uint64), id_values]))
+    message = with_tags * (1 + heads[:count] + tag_bytes)
+    message += 3 + heads[count : 2 * count] + command_bytes
+    message += with_id * (1 + heads[2 * count :])
 
     # [0x12 length] [0x08 id]? [0x12 length key value …]? [0x18 type] [0x22 length command …], all of it varints.
-    id_at = 2
-    tags_at = id_at + 2 * with_id
+    tags_at = 2 + 2 * with_id
     tags_end = tags_at + with_tags * (2 + 2 * tag_counts)
     bounds = offsets(tags_end + 4 + command_counts)
     values = np.empty(int(bounds[-1]), np.uint64)
@@ -119,8 +115,9 @@ def frame(
     values[begin] = 0x12
     values[begin + 1] = message
     some = where(with_id)
-    values[begin[some] + id_at] = 0x08
-    values[begin[some] + id_at + 1] = id_values[some]
+    at = begin[some] + 2
+    values[at] = 0x08
+    values[at + 1] = id_values[some]
     some = where(with_tags)
     at = (begin + tags_at)[some]
     values[at] = 0x12
@@ -136,7 +133,7 @@ def frame(
     values[(at + 4 - command_bounds[:-1]).repeat(command_counts) + np.arange(len(commands))] = commands
     data, _ = ragged_varints(values)
 
-    feature_bytes = message + 1 + sizes(message.astype(np.uint64))
+    feature_bytes = message + 1 + sizes(message.view(np.uint64))
     per_group = offsets(np.bincount(group, minlength=groups))
     data_bounds = offsets(feature_bytes)[per_group]
     keys, key_lengths = tags.keys.take(key_fields)
@@ -146,7 +143,7 @@ def frame(
     whole, keys_view, values_view = memoryview(data), memoryview(keys), memoryview(value_data)
     tail = b"\x28" + _varint(extent)
     result = [b""] * groups
-    for number in where(np.diff(per_group)).tolist() if count else ():
+    for number in where(per_group[1:] > per_group[:-1]).tolist():
         name = names[number]
         parts = (
             b"\x78\x02\x0a" + _varint(len(name)) + name,
@@ -165,7 +162,7 @@ def _table(group: Ints, code: Ints, groups: int, codes: int) -> tuple[Unsigned, 
     if groups * codes <= 4 * len(code) + 4096:
         used = np.zeros(groups * codes, np.bool_)
         used[pair] = True
-        rank = np.cumsum(used)
+        rank = used.cumsum()
         table = where(used)
         number = rank[pair] - 1
     else:

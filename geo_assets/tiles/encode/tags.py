@@ -18,6 +18,7 @@ import json
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain, repeat
 from math import copysign, isfinite
 from typing import Any
@@ -195,6 +196,7 @@ _ORDER = (bool, int, _NegativeZero, float, str)
 """Order of types in a table of values."""
 
 
+@lru_cache(maxsize=10_000)
 def _integer(value: int) -> bytes:
     return _field(b"\x22", b"\x28" + _varint(value) if value >= 0 else b"\x30" + _varint(-2 * value - 1))
 
@@ -204,7 +206,10 @@ def _beyond(value: int) -> bool:
 
 
 def _text(value: str) -> bytes:
-    return _field(b"\x22", _field(b"\x0a", _utf8(value)))
+    data = _utf8(value)
+    if len(data) < 0x7E:
+        return b"\x22%c\x0a%c%b" % (len(data) + 2, len(data), data)
+    return _field(b"\x22", _field(b"\x0a", data))
 
 
 _double = struct.Struct("<3sd").pack

@@ -28,7 +28,7 @@ def ragged_varints(values: Unsigned, lengths: Ints | None = None) -> tuple[Bytes
     """All values as varints, one after the other, and the bytes that each takes."""
     if lengths is None:
         lengths = sizes(values)
-    ends = np.cumsum(lengths)
+    ends = lengths.cumsum()
     if not len(values):
         return np.zeros(0, np.uint8), lengths
     result = np.empty(int(ends[-1]), np.uint8)
