@@ -285,11 +285,19 @@ def to_wgs84(
         made, ballpark, transformer = rough, True, rough_transformer
     if not allow_ballpark:
         _near(crs, made)
-    try:
-        used = transformer.get_last_used_operation()
-    except ProjError:
-        used = transformer  # There was only one to choose from.
-    return made, Operation(crs, used.description or "unnamed", used.accuracy if used.accuracy >= 0 else None, ballpark)
+    return made, _only_operation(crs, ballpark) or _operation(crs, transformer.get_last_used_operation(), ballpark)
+
+
+def _operation(crs: str, used: pyproj.Transformer, ballpark: bool) -> Operation:
+    return Operation(crs, used.description or "unnamed", used.accuracy if used.accuracy >= 0 else None, ballpark)
+
+
+@lru_cache(maxsize=128)
+def _only_operation(crs: str, ballpark: bool) -> Operation | None:
+    """The operation of a transformer that has but one, which need not be asked for (0.1 ms) each time."""
+    transformer = _transformer(crs, ballpark)
+    # PROJ names the operation only once coordinates have chosen it, where there are several.
+    return None if transformer.description.startswith("unavailable") else _operation(crs, transformer, ballpark)
 
 
 def _transform(

@@ -64,7 +64,7 @@ class Parsed:
     srid: int | None = None
     """The EPSG code that EWKT or EWKB declares."""
     over_the_pole: bool = False
-    """Whether a ring whose ends lie one turn of the globe (360) apart was closed over the pole: true of degrees only."""
+    """Whether a ring whose ends lie one turn (360) apart was closed over the pole: this is right of degrees only."""
 
 
 def refuse(

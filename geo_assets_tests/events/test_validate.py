@@ -136,6 +136,14 @@ def test_a_features_own_event_id_comes_first():
     assert edit().event_id == "e1"
 
 
+def test_rule_14_the_clock_enters_no_key():
+    later = context(received_ms=1_800_000_000_000)
+    for members in ({}, {"id": None}, {"version": 3}):
+        now, then = edit(**members), edit(later, **members)
+        assert (now.event_key, now.feature_id) == (then.event_key, then.feature_id)
+        assert (now.content_hash, now.digest) == (then.content_hash, then.digest)
+
+
 # Members
 
 
@@ -357,6 +365,14 @@ def test_ends_one_turn_apart_close_a_ring_in_degrees_only():
 )
 def test_hostile_text_is_a_schema_refusal(raw: bytes):
     assert refused(raw).reason == "schema"
+
+
+def test_rule_10_a_hostile_feature_costs_itself_alone():
+    deep = b'{"type":"Feature","geometry":null,"properties":{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}}"
+    nested = text(geometry="GEOMETRYCOLLECTION(" * 200_000)
+    wkb = text(geometry="010700000001000000" * 200_000)
+    results = validate_all([text(), deep, nested, wkb, b"\xff", text(geometry="POINT(1 2)")], context())
+    assert [isinstance(result, ValidEdit) for result in results] == [True, False, False, False, False, True]
 
 
 @pytest.mark.parametrize("depth", range(100, 1100, 50))
