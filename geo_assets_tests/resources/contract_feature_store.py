@@ -254,6 +254,15 @@ class FeatureStoreContract:
         assert self.shown(store) == set()
         assert self.outcomes(store, upsert(feature())) == ["applied"]
 
+    def test_an_upsert_that_disagrees_with_its_feature_is_refused_with_the_field(self, store: FeatureStore) -> None:
+        good = upsert(feature())
+        wrong = [(replace(good, feature=None), "feature"), (replace(good, version=9), "version")]
+        wrong += [(replace(good, source="other"), "source"), (replace(good, content_hash="other"), "content_hash")]
+        for edit, field in wrong:
+            with pytest.raises(ValueError, match=field):
+                store.apply([upsert(feature("1")), edit], no_plan, now_ms=5)
+        assert store.counts().by_layer == {}
+
     def test_an_empty_batch_does_nothing(self, store: FeatureStore) -> None:
         assert store.apply([], no_plan, now_ms=5) == []
 

@@ -96,7 +96,10 @@ class GeoPackageStore:
 
         Raises:
             FeatureStoreUnavailable: Nothing was applied.
+            ValueError: An edit that no caller may make: an upsert without its feature, or with another one's.
         """
+        for edit in edits:
+            _check(edit)
         if not edits:
             return []
         with self._file.transaction() as db:
@@ -387,6 +390,17 @@ class GeoPackageStore:
     def close(self) -> None:
         """Release files and connections."""
         self._file.close()
+
+
+def _check(edit: Edit) -> None:
+    if edit.action != "upsert":
+        return
+    if edit.feature is None:
+        raise ValueError(f"edit {edit.event_key}: feature is None, an upsert needs one")
+    for name in ("source", "feature_id", "version", "content_hash"):
+        said, carried = getattr(edit, name), getattr(edit.feature, name)
+        if said != carried:
+            raise ValueError(f"edit {edit.event_key}: {name} is {said!r}, its feature's is {carried!r}")
 
 
 def _outcome(edit: Edit, standing: Standing | None, key_applied: bool) -> EditOutcome:

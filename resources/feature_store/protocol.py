@@ -180,6 +180,7 @@ class FeatureStore(Protocol):
 
         Raises:
             FeatureStoreUnavailable: Nothing was applied.
+            ValueError: An edit that no caller may make: an upsert without its feature, or with another one's.
         """
         ...
 

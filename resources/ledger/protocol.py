@@ -243,7 +243,7 @@ class Ledger(Protocol):
     def scan(
         self, *, zooms: Sequence[int] | None = None, prefix: str | None = None, published: bool = True
     ) -> Iterator[TileState]:
-        """Rows in key order (as text), in pieces; `prefix` is a quadkey's. `published` leaves out tiles without an object."""
+        """Rows in key order, as text, in pieces; `prefix` is a quadkey's. `published`: only tiles that have an object."""
         ...
 
     def dirty(
@@ -391,7 +391,8 @@ class Ledger(Protocol):
     ) -> Manifest:
         """Write the tiles, without marking them: one transaction.
 
-        Writing the same id again adds tiles to it while it is `writing`, and changes nothing later. Over the cap it is kept as `refused` with the number and no tiles.
+        Writing the same id again adds tiles to it while it is `writing`, and changes nothing later. Over the cap it is
+        kept as `refused` with the number and no tiles.
         """
         ...
 
