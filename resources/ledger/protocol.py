@@ -243,7 +243,7 @@ class Ledger(Protocol):
     def scan(
         self, *, zooms: Sequence[int] | None = None, prefix: str | None = None, published: bool = True
     ) -> Iterator[TileState]:
-        """Rows in key order, as text, in pieces; `prefix` is a quadkey's. `published`: only tiles that have an object."""
+        """Rows in key order, as text, in pieces; `prefix` is a quadkey's. `published`: only those with an object."""
         ...
 
     def dirty(
