@@ -3,8 +3,12 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
+import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -269,7 +273,7 @@ def test_the_cache_is_bounded_by_bytes_and_forgets_the_longest_unused() -> None:
     ("header", "expected"),
     [
         (None, False), ("", False), ("gzip", True), ("GZIP", True), ("*", True), ("*;q=0", False), ("x-gzip", True),
-        ("br, gzip;q=0.5", True), ("gzip;q=0", False), ("gzip;q=0, *", False), ("gzip;q=x", False), ("*;q=0", False),
+        ("br, gzip;q=0.5", True), ("gzip;q=0", False), ("gzip;q=0, *", False), ("gzip;q=x", False), ("*;q=0,", False),
     ],
 )  # fmt: skip
 def test_accept_encoding_is_read_as_http_defines_it(header: str | None, expected: bool) -> None:
@@ -522,3 +526,36 @@ def test_the_tile_server_loads_without_dagster_or_a_geometry_library() -> None:
     root = Path(__file__).parents[2]
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=root)
     assert json.loads(shown.stdout) == []
+
+
+def test_the_process_serves_until_sigterm_and_ends_its_streams(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    script = "from geo_assets.services.tileserver import run; from geo_assets.settings import Settings; run(Settings())"
+    environment = {**os.environ, "GEO_ASSETS_HOME": str(tmp_path), "GEO_ASSETS_TILES_PORT": str(port)}
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", script]
+    process = subprocess.Popen(command, env=environment, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                if httpx.get(f"http://127.0.0.1:{port}/readyz").status_code == 200:
+                    break
+            except httpx.TransportError:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        taken = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False)
+        assert taken.returncode != 0
+        assert "GEO_ASSETS_TILES_PORT" in taken.stderr.splitlines()[-1]
+        with httpx.stream("GET", f"http://127.0.0.1:{port}/events") as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            assert all("error" not in line for line in lines)
+        assert process.wait(10) == 0
+        assert b"Traceback" not in (process.stdout.read() if process.stdout else b"")
+    finally:
+        process.kill()
+        process.wait()

@@ -301,7 +301,8 @@ def test_a_head_of_the_stream_ends(client: httpx.Client) -> None:
 def test_a_client_that_leaves_gives_its_place_back(world: TileWorld) -> None:
     with world.served(max_clients=1) as client:
         with httpx.stream("GET", f"{client.base_url}/events") as response:
-            next(response.iter_lines())
+            lines = response.iter_lines()
+            next(lines)
             refused = client.get("/events")
             assert refused.status_code == 503
             assert "retry-after" in refused.headers

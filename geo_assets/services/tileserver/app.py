@@ -23,12 +23,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from geo_assets.services import problems
+from geo_assets import configuration, ports
+from geo_assets.services import http_server, problems
 from geo_assets.services.tileserver import api, coverage, models, style
-from geo_assets.services.tileserver.http import IMMUTABLE, REVALIDATE, Envelope, accepts_gzip, conditional, etag_matches
+from geo_assets.services.tileserver.http import IMMUTABLE, REVALIDATE, Envelope, accepts_gzip, conditional
 from geo_assets.services.tileserver.metrics import MEDIA_TYPE as METRICS_TYPE
 from geo_assets.services.tileserver.metrics import Metrics
-from geo_assets.services.tileserver.serving import IntegrityFault, TileReader, gunzip
+from geo_assets.services.tileserver.serving import IntegrityFault, TileReader, entity_tag
 from geo_assets.services.tileserver.static import INSTALL, PAGE, VENDOR, StaticFiles
 from geo_assets.services.tileserver.stream import ChangeHub, Filter, NotReady, TooManyClients
 from geo_assets.tiles.tile import MAX_ZOOM, Box, Tile, TileError
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 
 MVT: Final = "application/vnd.mapbox-vector-tile"
 JSON: Final = "application/json"
+GRACE_S: Final = 5.0
+"""Seconds that a stream has to end by itself when the server stops; less than the server waits for all of them."""
 
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
 
@@ -113,27 +116,22 @@ class _TileServer:
     # -- tiles -------------------------------------------------------------------------------------------------------
     async def tile(self, request: Request) -> Response:
         tile = self._tile_of(request)
-        state = await anyio.to_thread.run_sync(self.reader.state, tile)
-        if state.content_hash is not None and not state.empty:
-            headers = self._tile_headers(request, state.content_hash, state.revision)
-            if etag_matches(request.headers.get("if-none-match"), headers["ETag"]):
-                return Response(status_code=304, headers=headers)
-        served = await anyio.to_thread.run_sync(self.reader.read, tile)
+        have, gzipped = request.headers.get("if-none-match"), accepts_gzip(request.headers.get("accept-encoding"))
+        served = await anyio.to_thread.run_sync(self.reader.read, tile, have, gzipped)
         state = served.state
-        if served.data is None:
+        if state.content_hash is None:
             # Its own Cache-Control: an empty tile that a cache kept would hide the first thing drawn in it.
             return Response(
                 status_code=204, headers={"Cache-Control": REVALIDATE, "X-Tile-Revision": str(state.revision)}
             )
-        headers = self._tile_headers(request, state.content_hash or "", state.revision)
-        if accepts_gzip(request.headers.get("accept-encoding")):
-            body = served.data
+        headers = self._tile_headers(request, state.content_hash, state.revision)
+        if served.data is None:
+            return Response(status_code=304, headers=headers)
+        if gzipped:
             headers["Content-Encoding"] = "gzip"
-        else:
-            body = await anyio.to_thread.run_sync(gunzip, served.data)
         if request.method == "GET":
-            self.metrics.tile_bytes.inc(len(body))
-        return Response(body, media_type=MVT, headers=headers)
+            self.metrics.tile_bytes.inc(len(served.data))
+        return Response(served.data, media_type=MVT, headers=headers)
 
     def _tile_of(self, request: Request) -> Tile:
         values: dict[str, int] = {}
@@ -165,7 +163,7 @@ class _TileServer:
         wanted = request.query_params.get("v", "")
         named = wanted == str(revision) or (len(wanted) >= 16 and content_hash.startswith(wanted))
         return {
-            "ETag": f'W/"{content_hash}"',
+            "ETag": entity_tag(content_hash),
             "Vary": "Accept-Encoding",
             "Cache-Control": IMMUTABLE if named else REVALIDATE,
             "X-Tile-Revision": str(revision),
@@ -285,6 +283,8 @@ class _TileServer:
             ping_message_factory=heartbeat,
             send_timeout=self.options.send_timeout_s,
             sep="\n",
+            # The hub ends streams properly when the server stops; the library's own way cuts them off.
+            shutdown_grace_period=GRACE_S,
             metrics=self.metrics,
             headers={"Cache-Control": "no-store, no-transform"},
         )
@@ -397,13 +397,15 @@ def run(settings: Settings) -> None:
     Raises:
         ConfigurationError: The layers cannot be used.
         ListenError: The address cannot be listened on.
+        LedgerError, TileStoreError, LogError: A port cannot be opened.
     """
-    from geo_assets.services.http_server import serve
-    from geo_assets.stack import Stack
-
-    with Stack(settings) as stack:
-        app = create_app(stack.ledger, stack.tiles, stack.log, stack.layers, settings)
-        serve(
+    layers = configuration.load_layers(settings)
+    with contextlib.ExitStack() as stack:
+        ledger, tiles, log = ports.open_ledger(settings), ports.open_tile_store(settings), ports.open_log(settings)
+        for port in (ledger, tiles, log):
+            stack.callback(port.close)
+        app = create_app(ledger, tiles, log, layers, settings)
+        http_server.serve(
             app,
             host=settings.host,
             port=settings.tiles_port,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from geo_assets.ports import tile_object
+from geo_assets.services.tileserver.http import etag_matches
 
 if TYPE_CHECKING:
     from geo_assets.services.tileserver.metrics import Metrics
@@ -34,7 +35,7 @@ class IntegrityFault(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A tile as it is served: its state, and its gzip bytes (None when it is empty or was never built)."""
+    """A tile as it is served: its state, and its bytes (None when there are none, or the client has them)."""
 
     state: TileState
     data: bytes | None
@@ -85,12 +86,16 @@ class TileReader:
         self._ledger, self._store, self._metrics = ledger, store, metrics
         self._cache = ObjectCache(cache_bytes)
 
-    def state(self, tile: Tile) -> TileState:
-        """The tile's row."""
-        return self._ledger.read([tile.key])[tile.key]
-
-    def read(self, tile: Tile) -> Served:
+    def read(self, tile: Tile, have: str | None = None, gzipped: bool = True) -> Served:
         """The tile's state and bytes, of one and the same revision.
+
+        Args:
+            tile: Which tile.
+            have: An If-None-Match header: what it names is not read.
+            gzipped: Whether the bytes may be gzip, as they are stored.
+
+        Returns:
+            The state, with bytes unless the tile is empty (no content hash) or the client has it.
 
         Raises:
             IntegrityFault: The ledger names an object that is not there or is damaged; it was counted.
@@ -99,18 +104,20 @@ class TileReader:
         """
         tried: str | None = None
         for _ in range(READS):
-            state = self.state(tile)
+            state = self._ledger.read([tile.key])[tile.key]
             name = state.object_name
-            if name is None:
+            if name is None or state.content_hash is None:
                 if not state.empty:
                     # The integrity check has cleared the hash and marked the tile: something belongs here.
                     raise IntegrityFault(f"tile {tile.path} was found damaged and waits for its next build")
+                return Served(state, None)
+            if etag_matches(have, entity_tag(state.content_hash)):
                 return Served(state, None)
             if name == tried:
                 break
             data = self._object(name, state)
             if data is not None:
-                return Served(state, data)
+                return Served(state, data if gzipped else gzip.decompress(data))
             tried = name
         self._metrics.integrity.labels("missing").inc()
         structlog.get_logger().error("object of a current revision is missing", tile=tile.path, object=tried)
@@ -126,7 +133,7 @@ class TileReader:
         if data is None:
             return None
         try:
-            sound = hashlib.sha256(gunzip(data)).hexdigest() == state.content_hash
+            sound = hashlib.sha256(gzip.decompress(data)).hexdigest() == state.content_hash
         except (OSError, EOFError, zlib.error):
             sound = False
         if not sound:
@@ -138,6 +145,6 @@ class TileReader:
         return data
 
 
-def gunzip(data: bytes) -> bytes:
-    """The bytes of a tile out of its object."""
-    return gzip.decompress(data)
+def entity_tag(content_hash: str) -> str:
+    """The tile's ETag. Weak: the gzip and the plain form share it, and If-None-Match is compared weakly anyway."""
+    return f'W/"{content_hash}"'

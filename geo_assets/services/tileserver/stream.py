@@ -210,6 +210,7 @@ class ChangeHub:
         self._clients: set[Client] = set()
         self._positions: dict[int, int] = {}
         self._token: str | None = None
+        self._failing = False
         self._told: OrderedDict[tuple[int, int, int], int] = OrderedDict()
         self._replays = anyio.CapacityLimiter(replays_at_once)
         self._stop = threading.Event()
@@ -241,8 +242,8 @@ class ChangeHub:
 
     @property
     def ready(self) -> bool:
-        """Whether the stream knows where the log stands."""
-        return self._token is not None
+        """Whether log and ledger can be read, so that changes are told."""
+        return self._token is not None and not self._failing
 
     @property
     def resume_point(self) -> str | None:
@@ -394,8 +395,10 @@ class ChangeHub:
                     self._hand_over(self._deliver, records, dict(positions))
                     busy = True
                 pause = 0.0
+                self._failing = False
             except (LogError, LedgerError) as error:
                 self._metrics.log_faults.inc()
+                self._failing = True
                 if pause == 0.0:
                     structlog.get_logger().warning("change stream waits for log or ledger", error=str(error))
                 pause = min(1.0, pause * 2 or 0.05)
