@@ -11,8 +11,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import structlog
 
@@ -21,26 +21,38 @@ from resources.guard.protocol import Guard, GuardUnavailable
 
 Outcome = Literal["queued", "duplicate", "conflict"]
 
-BATCH_RECORDS = 2_000
-"""Records of one append: about 50 ms of the embedded log, so that nobody waits for somebody else's giant."""
+BATCH_REQUESTS = 200
 BATCH_BYTES = 8_000_000
+"""Most of one append: some 50 ms of the embedded log, so that nobody waits long for the others of a batch."""
 
 GUARD_PAUSE_S = 1.0
 """After the guard could not answer it is left alone for so long: a slow guard must not make every request slow."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Submission:
     """One request's records: all of them go in, or none."""
 
     records: Sequence[NewRecord]
-    size: int
-    """Bytes of values and headers, for the batch's limit."""
     guard_key: str | None
     """None: the sender gave nothing to tell a repetition by."""
     fingerprint: str
     """What a repetition must have in common with the first."""
-    done: asyncio.Future[Outcome] = field(init=False)
+    event_id: str
+    """By which the sender finds it again."""
+
+
+class Answer(NamedTuple):
+    """How a submission ended."""
+
+    outcome: Outcome
+    event_id: str
+
+
+class _Waiting(NamedTuple):
+    make: Callable[[], Submission]
+    size: int
+    done: asyncio.Future[Answer]
 
 
 class Appender:
@@ -65,7 +77,7 @@ class Appender:
     ) -> None:
         self._log, self._guard, self._guard_ttl_s = log, guard, guard_ttl_s
         self._on_append, self._on_guard_fault = on_append, on_guard_fault
-        self._waiting: deque[Submission] = deque()
+        self._waiting: deque[_Waiting] = deque()
         self._arrived = asyncio.Event()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="edge-log")
         self._task: asyncio.Task[None] | None = None
@@ -89,8 +101,13 @@ class Appender:
             await self._task
         self._writer.shutdown()
 
-    async def submit(self, submission: Submission) -> Outcome:
+    async def submit(self, make: Callable[[], Submission], size: int) -> Answer:
         """Wait until the log acknowledged the records, or the guard knew them.
+
+        Args:
+            make: Makes the submission, in the writer's thread, where it takes its turn with all others: only for what
+                takes well under a millisecond, or hands out what was made before.
+            size: Bytes of its values, for the batch's limit.
 
         Returns:
             `queued` once they are durable; `duplicate` when the same was acknowledged before; `conflict` when the id
@@ -98,11 +115,12 @@ class Appender:
 
         Raises:
             LogError: The log did not take them; nothing was acknowledged.
+            Exception: Whatever `make` raised; it costs its own submission alone.
         """
-        submission.done = asyncio.get_running_loop().create_future()
-        self._waiting.append(submission)
+        done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Waiting(make, size, done))
         self._arrived.set()
-        return await submission.done
+        return await done
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -114,38 +132,50 @@ class Appender:
                 await self._arrived.wait()
             batch = self._next_batch()
             try:
-                results: Sequence[Outcome | Exception] = await loop.run_in_executor(self._writer, self._append, batch)
+                answers: Sequence[Answer | Exception] = await loop.run_in_executor(
+                    self._writer, self._append, [waiting.make for waiting in batch]
+                )
             except Exception as error:
                 structlog.get_logger().error("append failed", error=type(error).__name__)
-                results = [error] * len(batch)
-            for submission, result in zip(batch, results, strict=True):
-                if submission.done.done():
+                answers = [error] * len(batch)
+            for waiting, answer in zip(batch, answers, strict=True):
+                if waiting.done.done():
                     continue  # its sender is gone; the record is in the log all the same
-                if isinstance(result, Exception):
-                    submission.done.set_exception(result)
+                if isinstance(answer, Exception):
+                    waiting.done.set_exception(answer)
                 else:
-                    submission.done.set_result(result)
+                    waiting.done.set_result(answer)
 
-    def _next_batch(self) -> list[Submission]:
-        batch: list[Submission] = []
-        records = size = 0
-        while self._waiting:
-            first = self._waiting[0]
-            if batch and (records + len(first.records) > BATCH_RECORDS or size + first.size > BATCH_BYTES):
+    def _next_batch(self) -> list[_Waiting]:
+        batch: list[_Waiting] = []
+        size = 0
+        while self._waiting and len(batch) < BATCH_REQUESTS:
+            size += self._waiting[0].size
+            if batch and size > BATCH_BYTES:
                 break
-            records += len(first.records)
-            size += first.size
             batch.append(self._waiting.popleft())
         return batch
 
-    def _append(self, batch: Sequence[Submission]) -> list[Outcome | Exception]:
-        """In the writer's thread: guard, append, guard. One thread, so two repetitions cannot overtake each other."""
+    def _append(self, makers: Sequence[Callable[[], Submission]]) -> list[Answer | Exception]:
+        """In the writer's thread: make, guard, append, guard. One thread, so that no repetition overtakes the first."""
+        made: list[Submission | Exception] = []
+        for make in makers:
+            try:
+                made.append(make())
+            except Exception as error:
+                made.append(error)
+        batch = [submission for submission in made if isinstance(submission, Submission)]
+        ended = iter(self._append_batch(batch))
+        return [one if isinstance(one, Exception) else _answer(next(ended), one) for one in made]
+
+    def _append_batch(self, batch: Sequence[Submission]) -> list[Outcome | Exception]:
         known = self._recall([s.guard_key for s in batch if s.guard_key is not None])
         outcomes: list[Outcome | Exception] = []
         # Which submission of this batch was the first under its id: the later ones share its fate.
         first_of: dict[str, int] = {}
         for index, submission in enumerate(batch):
-            key, outcome = submission.guard_key, "queued"
+            key = submission.guard_key
+            outcome: Outcome = "queued"
             if key is not None:
                 fingerprint = known.get(key)
                 if fingerprint is None and key not in first_of:
@@ -206,3 +236,7 @@ class Appender:
         self._on_guard_fault()
         self._guard_rests_until = time.monotonic() + GUARD_PAUSE_S
         structlog.get_logger().warning("guard does not answer; repetitions are left to ingest", error=str(error)[:300])
+
+
+def _answer(outcome: Outcome | Exception, submission: Submission) -> Answer | Exception:
+    return outcome if isinstance(outcome, Exception) else Answer(outcome, submission.event_id)
