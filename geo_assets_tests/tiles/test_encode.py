@@ -146,6 +146,10 @@ def test_an_id_that_is_a_uint64_is_the_mvt_id(text: str):
         ("1.5", 1.5),
         ("1.0", 1.0),
         (str(1 << 64), str(1 << 64)),
+        ("-0", 0),
+        # No JSON, and no two features may fall together for it.
+        ("007", "007"),
+        ("٣", "٣"),
     ],
 )
 def test_any_other_id_reaches_the_map_as_a_property(text: str, value: object):

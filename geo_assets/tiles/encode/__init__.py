@@ -13,13 +13,12 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import shapely
 
 from geo_assets.tiles.encode.framing import Features, frame
 from geo_assets.tiles.encode.grid import draw, simplify
 from geo_assets.tiles.encode.mercator import world
 from geo_assets.tiles.encode.ragged import Bools, Ints, spread, where
-from geo_assets.tiles.encode.shapes import Geometries, Shapes, concatenate, shapes_of_wkb
+from geo_assets.tiles.encode.shapes import Geometries, Shapes, concatenate, geos, shapes_of_wkb
 from geo_assets.tiles.encode.tags import ID_PROPERTY, Tags, parse, tags
 from geo_assets.tiles.encode.varint import Unsigned
 from geo_assets.tiles.layers import LayerSet
@@ -118,7 +117,8 @@ def _chunks(bounds: Ints, work: Ints) -> Iterator[tuple[int, int]]:
     done = work[bounds]
     first = 0
     while first < len(done) - 1:
-        last = int(np.searchsorted(done, done[first] + CHUNK_COORDINATES, side="right")) - 1
+        limit = int(done[first]) + CHUNK_COORDINATES
+        last = int(done.searchsorted(limit, side="right")) - 1
         last = max(first + 1, last)
         yield first, last
         first = last
@@ -134,7 +134,8 @@ class _Rows:
         self.faults: dict[int, str] = {}
         number = {name: position for position, name in enumerate(layers.names)}
         self.layer: Ints = np.array([number.get(name, -1) for name in features.layer], np.int64)
-        for row in where(self.layer < 0).tolist():
+        unknown: list[int] = where(self.layer < 0).tolist()
+        for row in unknown:
             self.faults[row] = f"layer {features.layer[row]!r} is none of the map's layers"
         self.shapes, self.item_row = self._shapes()
         self.vertices: Ints = np.bincount(
@@ -180,7 +181,7 @@ class _Rows:
         """Shapes in fractions of the world's side, and the row of each item."""
         column = self.features.geometry
         if isinstance(column, np.ndarray):
-            column = shapely.to_wkb(shapely.force_2d(column), output_dimension=2).tolist()
+            column = geos.to_wkb(column, output_dimension=2).tolist()
         shapes, row, errors = shapes_of_wkb(column)
         for number, error in errors.items():
             self.faults.setdefault(number, error)
@@ -190,9 +191,10 @@ class _Rows:
         """Encode some of the tiles; `pair_tile` counts from the first of them and ascends."""
         left_out: list[list[LeftOut]] = [[] for _ in tiles]
         if self.faults:
-            for pair in where(~self.sound[pair_row]).tolist():
+            wrong: list[int] = where(~self.sound[pair_row]).tolist()
+            for pair in wrong:
                 row = int(pair_row[pair])
-                left_out[pair_tile[pair]].append(self._left_out(row, self.faults[row]))
+                left_out[int(pair_tile[pair])].append(self._left_out(row, self.faults[row]))
             sound = self.sound[pair_row]
             pair_tile, pair_row = pair_tile[sound], pair_row[sound]
         place = np.array([(tile.z, tile.x, tile.y) for tile in tiles], np.int64).reshape(-1, 3)
@@ -215,7 +217,7 @@ class _Rows:
             buffer=self.layers.buffer,
         )
         for pair, reason in drawn.faults:
-            left_out[pair_tile[pair]].append(self._left_out(int(pair_row[pair]), reason))
+            left_out[int(pair_tile[pair])].append(self._left_out(int(pair_row[pair]), reason))
 
         row, tile = pair_row[drawn.pair], pair_tile[drawn.pair]
         group = tile * len(self.names) + self.layer[row]
@@ -262,21 +264,22 @@ class _Rows:
 def _identify(source: Sequence[str], feature_id: Sequence[str]) -> tuple[Unsigned, Bools, dict[int, Any], Ints]:
     """MVT ids, which rows have one, by row the ids that have not, and the rank of each row by source and id."""
     count = len(feature_id)
-    is_number = np.fromiter(map(str.isdecimal, feature_id), np.bool_, count)
+    is_number = np.array(list(map(str.isdecimal, feature_id)), np.bool_)
     other: dict[int, Any] = {}
-    if is_number.all():
-        digits: list[str] | Sequence[str] = feature_id
-    else:
-        digits = [text if number else "0" for text, number in zip(feature_id, is_number.tolist(), strict=True)]
+    digits = list(feature_id)
+    if not is_number.all():
+        digits = [text if number else "0" for text, number in zip(digits, is_number.tolist(), strict=True)]
     numbers = list(map(int, digits))
-    if numbers and max(numbers) >= 1 << 64:
-        is_number &= np.fromiter((value < 1 << 64 for value in numbers), np.bool_, count)
-        numbers = [value if value < 1 << 64 else 0 for value in numbers]
+    if numbers and (max(numbers) >= 1 << 64 or list(map(str, numbers)) != digits):
+        # Digits that no JSON number is written with, or one that is no uint64: a text of its own.
+        plain = [value < 1 << 64 and str(value) == text for value, text in zip(numbers, digits, strict=True)]
+        is_number &= np.array(plain, np.bool_)
+        numbers = [value if good else 0 for value, good in zip(numbers, plain, strict=True)]
     ids = np.array(numbers, np.uint64)
     sources = {name: position for position, name in enumerate(sorted(set(source)))}
     of_source = np.array(list(map(sources.__getitem__, source)), np.int64)
     text_rank = np.zeros(count, np.int64)
-    texts = where(~is_number).tolist()
+    texts: list[int] = where(~is_number).tolist()
     if texts:
         for row in texts:
             other[row] = _value(feature_id[row])

@@ -140,12 +140,13 @@ def frame(
     value_data, value_lengths = tags.values.take(value_fields)
     key_ends = offsets(key_lengths)[key_bounds]
     value_ends = offsets(value_lengths)[value_bounds]
-    whole, keys_view, values_view = memoryview(data), memoryview(keys), memoryview(value_data)
+    whole, keys_view, values_view = data.data, keys.data, value_data.data
     tail = b"\x28" + _varint(extent)
     result = [b""] * groups
-    for number in where(per_group[1:] > per_group[:-1]).tolist():
+    numbers: list[int] = where(per_group[1:] > per_group[:-1]).tolist()
+    for number in numbers:
         name = names[number]
-        parts = (
+        parts: tuple[bytes | memoryview, ...] = (
             b"\x78\x02\x0a" + _varint(len(name)) + name,
             whole[data_bounds[number] : data_bounds[number + 1]],
             keys_view[key_ends[number] : key_ends[number + 1]],

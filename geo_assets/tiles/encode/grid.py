@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import shapely
 
 from geo_assets.tiles.encode.ragged import Bools, Floats, Ints, sums, where
-from geo_assets.tiles.encode.shapes import LINE, POINT, POLYGON, Geometries, Shapes, concatenate, each, shapes_of
+from geo_assets.tiles.encode.shapes import LINE, POINT, POLYGON, Geometries, Shapes, concatenate, each, geos, shapes_of
 
 SIMPLIFIED_FROM = {LINE: 3, POLYGON: 6}
 """Coordinates from which a line or polygon is simplified: a line of two and a ring of four corners keep them all."""
@@ -59,7 +58,7 @@ def simplify(shapes: Shapes, index: Ints, tolerance: Floats, zoom: int) -> tuple
     geometries = part.moved(part.xy * pixels).geometries()
     position = np.arange(len(wanted))
     simple, _ = each(
-        lambda of: shapely.simplify(of["geometry"], of["tolerance"], preserve_topology=True),
+        lambda of: geos.simplify(of["geometry"], of["tolerance"], preserve_topology=True),
         _records(geometries, tolerance[wanted]),
     )
     result: list[Shapes] = []
@@ -90,8 +89,8 @@ def draw(shapes: Shapes, item: Ints, zoom: Ints, column: Ints, row: Ints, *, ext
     low, high = low[item], high[item]
     place = _Place.of(zoom, column, row, extent)
     low, high = place.corner(low), place.corner(high)
-    near = ((high >= -buffer) & (low <= extent + buffer)).all(axis=1)
-    inside = ((low >= -buffer) & (high <= extent + buffer)).all(axis=1)
+    near = _both((high >= -buffer) & (low <= extent + buffer))
+    inside = _both((low >= -buffer) & (high <= extent + buffer))
     pair = where(inside)
     exact = place.items(shapes, item, pair)
     crossing = where(near & ~inside)
@@ -138,7 +137,8 @@ class _Place:
         )
         if one(column) and one(row):
             return cls(scale, float(column[0]) * extent, float(row[0]) * extent)
-        return cls(scale, column * float(extent), row * float(extent))
+        corner = (np.stack([column, row]) * extent).astype(np.float64)
+        return cls(scale, corner[0], corner[1])
 
     def corner(self, xy: Floats) -> Floats:
         """One position a pair, in units of its tile."""
@@ -154,7 +154,7 @@ class _Place:
         lengths = bounds[1:] - bounds[:-1]
 
         def spread_out(value: Floats | float) -> Floats | float:
-            return value if isinstance(value, float) else value[pair].repeat(lengths)
+            return value[pair].repeat(lengths) if isinstance(value, np.ndarray) else value
 
         scale = spread_out(self.scale)
         xy = np.empty_like(part.xy)
@@ -173,7 +173,7 @@ def _clip(shapes: Shapes, low: float, high: float) -> tuple[Shapes, Ints, list[t
     point = shapes.kind == POINT
     if point.any():
         part = shapes.take(where(point))
-        part = part.keep_points(((part.xy >= low) & (part.xy <= high)).all(axis=1))
+        part = part.keep_points(_both((part.xy >= low) & (part.xy <= high)))
         part, left = part.keep_rings(part.lengths() > 0)
         result.append(part)
         owners.append(where(point)[left])
@@ -181,11 +181,11 @@ def _clip(shapes: Shapes, low: float, high: float) -> tuple[Shapes, Ints, list[t
         shapes = shapes.take(of)
     if len(of):
         geometries = _thin(shapes, low, high).geometries()
-        clipped, errors = each(lambda these: shapely.clip_by_rect(these, low, low, high, high), geometries)
+        clipped, errors = each(lambda these: geos.clip_by_rect(these, low, low, high, high), geometries)
         if errors:
             failed = np.array(sorted(errors))
             clipped[failed], still = each(
-                lambda these: shapely.intersection(shapely.make_valid(these), shapely.box(low, low, high, high)),
+                lambda these: geos.intersection(geos.make_valid(these), geos.box(low, low, high, high)),
                 shapes.take(failed).geometries(),
             )
             faults += [(int(of[failed[position]]), _reason("clipping", error)) for position, error in still.items()]
@@ -237,7 +237,7 @@ def _rounded(shapes: Shapes) -> tuple[Shapes, Bools, Ints, Ints]:
     good = ~polygon | convex
     unsure = where(~good)
     if len(unsure):
-        good[unsure] = shapely.is_valid(shapes.take(unsure).geometries())
+        good[unsure] = geos.is_valid(shapes.take(unsure).geometries())
     turned = ((area > 0) != shapes.shell) & polygon.repeat(shapes.rings[1:] - shapes.rings[:-1])
     if good.all():
         return shapes, turned, left, left[:0]
@@ -262,21 +262,21 @@ def _snap(
         high: East and south side of it.
     """
     geometries = unrounded.geometries()
-    bad = where(~shapely.is_valid(geometries))
+    bad = where(~geos.is_valid(geometries))
     faults: list[tuple[int, str]] = []
     if len(bad):
-        box = shapely.box(low, low, high, high)
+        box = geos.box(low, low, high, high)
         mended, errors = each(_mend, whole.take(bad).geometries())
         crossing = where(cut[bad] & (mended != None))  # noqa: E711 - elementwise
         if len(crossing):
-            mended[crossing], cut_errors = each(lambda these: shapely.intersection(these, box), mended[crossing])
+            mended[crossing], cut_errors = each(lambda these: geos.intersection(these, box), mended[crossing])
             errors |= {int(crossing[position]): error for position, error in cut_errors.items()}
         geometries[bad] = mended
         faults += [(int(bad[position]), _reason("repair", error)) for position, error in errors.items()]
-    snapped, errors = each(lambda these: shapely.set_precision(these, 1.0), geometries)
+    snapped, errors = each(lambda these: geos.set_precision(these, 1.0), geometries)
     shapes, left = _snapped(snapped)
     # Snapping itself may raise, or leave what further rounding breaks, on spikes thinner than a unit.
-    again = np.union1d(left[~shapely.is_valid(shapes.geometries())], np.array(sorted(errors), np.int64))
+    again = np.union1d(left[~geos.is_valid(shapes.geometries())], np.array(sorted(errors), np.int64))
     if len(again):
         settled, settle_errors = each(_settle, geometries[again])
         faults += [(int(again[position]), _reason("snapping", error)) for position, error in settle_errors.items()]
@@ -295,7 +295,7 @@ def _snapped(geometries: Geometries) -> tuple[Shapes, Ints]:
 
 def _mend(geometries: Geometries) -> Geometries:
     """Make polygons valid and nothing but polygons."""
-    return shapely.make_valid(geometries, method="structure", keep_collapsed=False)
+    return geos.make_valid(geometries, method="structure", keep_collapsed=False)
 
 
 def _settle(geometries: Geometries) -> Geometries:
@@ -304,12 +304,13 @@ def _settle(geometries: Geometries) -> Geometries:
     Raises:
         ValueError: One is still broken after `SETTLE_ROUNDS`.
     """
+    rounded: Geometries = geometries
     for _ in range(SETTLE_ROUNDS):
-        rounded = shapely.transform(geometries, np.rint)
-        if shapely.is_valid(rounded).all():
+        rounded = geos.transform(geometries, np.rint)
+        if geos.is_valid(rounded).all():
             return rounded
         geometries = _mend(rounded)
-    raise ValueError(f"still invalid after {SETTLE_ROUNDS} rounds: {shapely.is_valid_reason(rounded[0])}")
+    raise ValueError(f"still invalid after {SETTLE_ROUNDS} rounds: {geos.is_valid_reason(rounded[0])}")
 
 
 def _whole(shapes: Shapes) -> Shapes:
@@ -408,6 +409,10 @@ def _measure(shapes: Shapes) -> tuple[Floats, Bools]:
     if len(good) == len(shapes.kind):
         return area, good
     return area, (shapes.rings[1:] - shapes.rings[:-1] == 1) & good[shapes.rings[:-1]]
+
+
+def _both(xy: Bools) -> Bools:
+    return xy[:, 0] & xy[:, 1]
 
 
 def _records(geometries: Geometries, tolerance: Floats) -> Any:

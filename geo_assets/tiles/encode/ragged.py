@@ -34,9 +34,14 @@ def spread(starts: Ints, counts: Ints, bounds: Ints | None = None) -> Ints:
     """
     if bounds is None:
         bounds = offsets(counts)
-    result = np.arange(bounds[-1])
-    result += (starts - bounds[:-1]).repeat(counts)
-    return result
+    shift: Ints = (starts - bounds[:-1]).repeat(counts)
+    return shift + np.arange(len(shift))
+
+
+def within(counts: Ints, bounds: Ints) -> Ints:
+    """Number of each element in its run: 0, 1, … for each of the runs; `bounds` are `offsets(counts)`."""
+    begin: Ints = bounds[:-1].repeat(counts)
+    return np.arange(len(begin)) - begin
 
 
 def sums(values: npt.NDArray[Any], bounds: Ints) -> Ints:

@@ -10,7 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import shapely
 
-from geo_assets.tiles.encode.ragged import Bools, Floats, Ints, offsets, spread, where
+from geo_assets.tiles.encode.ragged import Bools, Floats, Ints, offsets, spread, where, within
+
+geos: Any = shapely
+"""The geometry library. Its stubs leave open whether an array or a single geometry comes back; here it is arrays."""
 
 Geometries = npt.NDArray[Any]
 
@@ -86,11 +89,9 @@ class Shapes:
             position = spread(first, lengths, points)
         else:
             back = turned[ring]
-            step = 1 - 2 * back
-            position = np.arange(points[-1])
-            position -= points[:-1].repeat(lengths)
-            position *= step.repeat(lengths)
-            position += (first + back * (lengths - 1)).repeat(lengths)
+            step: Ints = (1 - 2 * back).repeat(lengths)
+            base: Ints = (first + back * (lengths - 1)).repeat(lengths)
+            position = within(lengths, points) * step + base
         return type(self)(self.kind[index], rings, self.shell[ring], points, self.xy[position])
 
     def moved(self, xy: Floats) -> Self:
@@ -181,7 +182,7 @@ def shapes_of_wkb(column: Sequence[bytes | None]) -> tuple[Shapes, Ints, dict[in
     missing = np.ones(count, np.bool_)
     missing[row] = False
     rest = where(missing)
-    geometries, failed = each(shapely.from_wkb, np.array([*column, None], object)[rest])
+    geometries, failed = each(geos.from_wkb, np.array([*column, None], object)[rest])
     for number, error in failed.items():
         errors[int(rest[number])] = f"geometry: {error}"
     others, owner = shapes_of(geometries)
@@ -234,10 +235,8 @@ def _read_wkb(column: list[bytes]) -> tuple[Shapes, Ints]:
         order = of.argsort(kind="stable")
         of, at, length = of[order], at[order], length[order]
     points = offsets(length)
-    position = np.arange(points[-1])
-    position -= points[:-1].repeat(length)
-    position *= 16
-    position += at.repeat(length)
+    base: Ints = at.repeat(length)
+    position = 16 * within(length, points) + base
     pairs: npt.NDArray[Any] = np.ndarray(len(buffer) - 15, "V16", buffer, 0, (1,))
     xy = pairs[position].view("<f8").reshape(-1, 2)
     # The library refuses a ring that is not closed, and knows an empty point, written with NaN, from a broken one.
@@ -268,16 +267,16 @@ def shapes_of(geometries: Geometries, kind: int | None = None) -> tuple[Shapes, 
         geometries: Geometries in any coordinates; a third dimension is left out.
         kind: Keep this kind alone (what clipping gives back of another dimension is no part of the feature).
     """
-    types = shapely.get_type_id(geometries)
+    types = geos.get_type_id(geometries)
     owner = np.arange(len(geometries))
     if len(types) and (types.min() < 0 or types.max() > 3):
         while (types == _COLLECTION).any():
-            geometries, index = shapely.get_parts(geometries, return_index=True)
+            geometries, index = geos.get_parts(geometries, return_index=True)
             owner = owner[index]
-            types = shapely.get_type_id(geometries)
-        geometries, index = shapely.get_parts(geometries, return_index=True)
+            types = geos.get_type_id(geometries)
+        geometries, index = geos.get_parts(geometries, return_index=True)
         owner = owner[index]
-        types = shapely.get_type_id(geometries)
+        types = geos.get_type_id(geometries)
     kinds = _KIND[types]
     items: list[Shapes] = []
     owners: list[Ints] = []
@@ -296,13 +295,13 @@ def shapes_of(geometries: Geometries, kind: int | None = None) -> tuple[Shapes, 
 def _flatten(parts: Geometries, owner: Ints, kind: int) -> tuple[Shapes, Ints]:
     """Single points, lines or polygons, those of one owner side by side, as items."""
     if kind == POLYGON:
-        rings, ring_part = shapely.get_rings(parts, return_index=True)
+        rings, ring_part = geos.get_rings(parts, return_index=True)
         shell = np.ones(len(rings), np.bool_)
         shell[1:] = ring_part[1:] != ring_part[:-1]
         ring_owner = owner[ring_part]
     else:
         rings, ring_owner, shell = parts, owner, np.ones(len(parts), np.bool_)
-    xy, of = shapely.get_coordinates(rings, return_index=True)
+    xy, of = geos.get_coordinates(rings, return_index=True)
     lengths = np.bincount(of, minlength=len(rings))
     if kind == POINT:
         # All points of an owner are one ring.
@@ -322,27 +321,27 @@ def _flatten(parts: Geometries, owner: Ints, kind: int) -> tuple[Shapes, Ints]:
 
 
 def _points(part: Shapes) -> Geometries:
-    return shapely.from_ragged_array(shapely.GeometryType.MULTIPOINT, part.xy, (part.item_points(),))
+    return geos.from_ragged_array(geos.GeometryType.MULTIPOINT, part.xy, (part.item_points(),))
 
 
 def _lines(part: Shapes) -> Geometries:
-    lines = shapely.linestrings(part.xy, indices=np.arange(len(part.shell)).repeat(part.lengths()))
+    lines = geos.linestrings(part.xy, indices=np.arange(len(part.shell)).repeat(part.lengths()))
     if len(part.shell) == len(part.kind):
         return lines
-    return shapely.multilinestrings(lines, indices=np.arange(len(part)).repeat(np.diff(part.rings)))
+    return geos.multilinestrings(lines, indices=np.arange(len(part)).repeat(np.diff(part.rings)))
 
 
 def _polygons(part: Shapes) -> Geometries:
-    rings = shapely.linearrings(part.xy, indices=np.arange(len(part.shell)).repeat(part.lengths()))
+    rings = geos.linearrings(part.xy, indices=np.arange(len(part.shell)).repeat(part.lengths()))
     if len(rings) == len(part.kind):
-        return shapely.polygons(rings)
+        return geos.polygons(rings)
     # Which polygon a ring belongs to: a shell begins one.
     polygon = part.shell.cumsum() - 1
-    polygons = shapely.polygons(rings, indices=polygon)
+    polygons = geos.polygons(rings, indices=polygon)
     if len(polygons) == len(part.kind):
         return polygons
     item = np.arange(len(part)).repeat(np.diff(part.rings))[part.shell]
-    result = shapely.multipolygons(polygons, indices=item)
+    result = geos.multipolygons(polygons, indices=item)
     alone = np.bincount(item) == 1
     result[alone] = polygons[np.searchsorted(item, where(alone))]
     return result

@@ -72,13 +72,14 @@ class Tags:
 
 def parse(properties: Sequence[str]) -> tuple[list[dict[str, Any]], dict[int, str]]:
     """Properties of rows as dictionaries, and by row what is wrong with those that are no JSON object."""
+    none: dict[int, str] = {}
     try:
         rows: Any = msgspec.json.decode(f"[{','.join(properties)}]", type=list[dict[str, Any]])
         if len(rows) == len(properties):
-            return rows, {}
+            return rows, none
     except (msgspec.DecodeError, UnicodeError):
         pass
-    rows, wrong = [], {}
+    rows, wrong = [], none
     for number, text in enumerate(properties):
         row: Any = None
         try:
@@ -104,8 +105,8 @@ def tags(
     """
     lengths = np.array(list(map(len, rows)), np.int64)
     names = list(chain.from_iterable(rows))
-    values = list(chain.from_iterable(map(dict.values, rows)))
-    row = np.arange(len(rows)).repeat(lengths)
+    values: list[Any] = [value for own in rows for value in own.values()]
+    row: Ints = np.arange(len(rows)).repeat(lengths)
     distinct = sorted(set(names))
     number = dict(zip(distinct, range(len(distinct)), strict=True))
     key = _codes(number, names)
