@@ -102,6 +102,13 @@ def _run(
         "dagster": f"{current.dagster_url}/server_info",
     }
     ready = False
+    said = ""
+
+    def say(text: str) -> None:
+        nonlocal said
+        if text != said:
+            printer.line("up", said := text)
+
     while not asked.wait(0.5):
         broken = supervisor.watch()
         if broken is not None:
@@ -113,7 +120,7 @@ def _run(
             if time.monotonic() - started > 180:
                 raise CliError(f"{', '.join(waiting)} did not answer within 180 s; their lines above say why")
             continue
-        if samples.progress(current, lambda text: printer.line("up", text)):
+        if samples.progress(current, say):
             ready = True
             printer.banner(current, time.monotonic() - started)
             if open_browser:
@@ -205,7 +212,8 @@ def dagster_command(current: Settings) -> list[str]:
 class Printer:
     """One readable log of several processes: a coloured name, then the line."""
 
-    NOISE = ("BetaWarning", "PreviewWarning", "  warnings.warn", "Serving dagster-webserver", "warnings.warn(")
+    # Dagster says twice a minute that all is well, in colours; what it warns of matters.
+    NOISE = ("Warning:", "warnings.warn", "return callback(", "dagster instance configuration value", "DEBUG", "INFO")
 
     def __init__(self, verbose: bool) -> None:
         self._verbose = verbose
@@ -213,17 +221,13 @@ class Printer:
 
     def line(self, name: str, text: str) -> None:
         """Print one line of a process."""
-        if not text.strip():
+        shown = Text.from_ansi(text)
+        if not shown.plain.strip():
             return
-        if name == "dagster" and not self._verbose:
-            if any(noise in text for noise in self.NOISE):
-                return
-            if " - DEBUG - " in text or " - INFO - " in text:
-                return
+        if name == "dagster" and not self._verbose and any(noise in shown.plain for noise in self.NOISE):
+            return
         with self._lock:
-            shown = Text(f"{name:>8} │ ", style=COLOURS.get(name, "white"))
-            shown.append(Text.from_ansi(text))
-            out.print(shown, soft_wrap=True)
+            out.print(Text(f"{name:>8} │ ", style=COLOURS.get(name, "white")).append_text(shown), soft_wrap=True)
 
     def banner(self, current: Settings, seconds: float) -> None:
         """Where everything is, and what to do next."""

@@ -100,6 +100,7 @@ class Ingest:
     def run(self, stop: threading.Event) -> None:
         """Work until asked to stop; transient faults wait with full jitter and go on from the committed offset."""
         wait_s = 0.5
+        self._pool.warm()
         self._sweep()
         while not stop.is_set():
             try:

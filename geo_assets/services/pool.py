@@ -69,6 +69,10 @@ def _die_with_parent(parent: int) -> None:
     os._exit(1)
 
 
+def _ready(tasks: Sequence[int]) -> list[int]:
+    return list(tasks)
+
+
 class WorkerPool:
     """Worker processes, started when the first task comes.
 
@@ -128,6 +132,11 @@ class WorkerPool:
                     suspects.extend(chunk)
                 else:
                     yield Done(chunk[0], failed)
+
+    def warm(self) -> None:
+        """Start every process now, so that the first task does not wait for libraries to load."""
+        for future in [self._submit(_ready, [0]) for _ in range(self.workers)]:
+            future.add_done_callback(lambda _: None)
 
     def _submit(self, function: Callable[[Sequence[T]], Sequence[R]], chunk: Sequence[T]) -> Any:
         if self._pool is None:

@@ -66,9 +66,8 @@ def progress(settings: Settings, say: Callable[[str], None]) -> bool:
         if not manifest_id:
             return True
         now = stack.ledger.progress(manifest_id)
-        finished = now.done + now.failed >= now.tiles
         say(f"tiles built by Dagster: {now.done:,} of {now.tiles:,}")
-        return finished
+        return now.done + now.failed >= now.tiles
 
 
 def edit_file(settings: Settings) -> Path:

@@ -1,0 +1,199 @@
+"""Kill -9 of ingest, of Dagster runs and of everything while edits come in: nothing lost, nothing twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from dagster import AssetKey, AssetRecordsFilter, DagsterInstance
+
+from geo_assets.configuration import load_sources
+from geo_assets.events.signature import sign
+from geo_assets.tiles.decode import decode
+from geo_assets.tiles.workkey import tile_hash
+from geo_assets_tests.running_platform import Platform, until
+from geo_assets_tests.world import HERE, World, feature, settings_for
+
+FEATURES = 40
+LAYERS = "max_zoom: 14\nlayers: [{name: buildings, min_zoom: 12, min_pixels: 0}]\n"
+
+
+class Poster(threading.Thread):
+    """Posts versions of forty buildings, each until the edge has answered 202."""
+
+    def __init__(self, platform: Platform, edits: int, pause: float) -> None:
+        super().__init__(daemon=True)
+        self._platform, self._edits, self._pause = platform, edits, pause
+        self._source = load_sources(settings_for(platform.home))["city"]
+        self.sent = 0
+        self.last: dict[int, int] = {}
+        self.start()
+
+    def run(self) -> None:
+        chance = random.Random(3)
+        with httpx.Client(trust_env=False, timeout=10) as client:
+            for number in range(self._edits):
+                which, version = number % FEATURES, number // FEATURES + 1
+                at = (HERE[0] + 0.004 * which + 0.0005 * chance.random(), HERE[1] + 0.002 * (which % 5))
+                body = json.dumps(feature(which, version, at=at)).encode()
+                self._post(client, f"edit-{number}", body)
+                self.last[which] = version
+                self.sent += 1
+                time.sleep(self._pause)
+
+    def _post(self, client: httpx.Client, event_id: str, body: bytes) -> None:
+        while True:
+            headers = {"content-type": "application/geo+json", **sign(self._source.secrets[0], event_id, int(time.time()), body)}
+            try:
+                answer = client.post(f"{self._platform.edge}/v1/features", content=body, headers=headers)
+                if answer.status_code == 202:
+                    return
+                assert answer.status_code == 503, answer.text
+            except httpx.TransportError:
+                pass
+            time.sleep(0.2)
+
+
+def processes(platform: Platform, what: str) -> list[psutil.Process]:
+    """The ingest service, or the processes of Dagster runs."""
+    found: list[psutil.Process] = []
+    for process in platform.left():
+        try:
+            command = " ".join(process.cmdline())
+            if what == "ingest" and command.endswith("geo_assets.cli ingest"):
+                found.append(process)
+            if what == "run":
+                parent = " ".join(process.parent().cmdline()) if process.parent() else ""
+                if "dagster api grpc" in parent and "multiprocessing" in command and "resource_tracker" not in command:
+                    found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def kill(platform: Platform, what: str) -> bool:
+    """Kill -9 one of them; whether there was one."""
+    if what == "up":
+        platform.kill()
+        platform.lines.clear()
+        platform.start()
+        platform.wait_until_up()
+        return True
+    targets = processes(platform, what)
+    for process in targets:
+        process.kill()
+    return bool(targets)
+
+
+@pytest.fixture
+def platform(tmp_path: Path) -> Iterator[Platform]:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "layers.yaml").write_text(LAYERS)
+    settings_for(home)
+    platform = Platform(home, GEO_ASSETS_LEASE_S="20")
+    platform.start()
+    try:
+        platform.wait_until_up()
+        yield platform
+    finally:
+        if platform.process is not None and platform.process.poll() is None:
+            platform.kill()
+        for process in platform.left():
+            process.kill()
+
+
+def ordeal(platform: Platform, *, edits: int, kills: list[str], every: float, pause: float) -> None:
+    poster = Poster(platform, edits, pause)
+    done: list[str] = []
+    for what in kills:
+        deadline = time.monotonic() + 120
+        time.sleep(every)
+        while not kill(platform, what) and time.monotonic() < deadline:
+            # No run is alive just now: another edit will bring one.
+            time.sleep(0.1)
+        done.append(what)
+    until(lambda: not poster.is_alive(), 600, "every edit was posted", every=0.5)
+    assert poster.sent == edits
+
+    def quiet() -> bool:
+        status = platform.status()
+        tiles = status["tiles"]
+        waiting = tiles["dirty_live"] + tiles["dirty_backfill"] + sum(tiles["owed"].values()) + status["features"]["outbox"]
+        return not waiting and not any(status["lag"].values())
+
+    until(quiet, 300, "everything was worked off", every=2.0)
+    assert platform.stop() == 0
+    assert platform.left() == []
+    verify(platform.home, poster.last)
+
+
+def verify(home: Path, last: dict[int, int]) -> None:
+    """The last version of every edit is in the tiles, once; ledger, store, announcements and catalog agree."""
+    world = World(home)
+    try:
+        assert {json.loads(f.feature_id): f.version for f in world.stack.features.scan()} == last
+        states = world.published()
+        assert states
+        seen: dict[int, int] = {}
+        for key, state in states.items():
+            data = world.tile(key)
+            assert tile_hash(data) == state.content_hash, key
+            ids = [f.id for layer in decode(data) for f in layer.features]
+            assert len(ids) == len(set(ids)), f"a feature is twice in {key}"
+            for layer in decode(data):
+                for one in layer.features:
+                    assert one.properties["version"] == last[one.id], f"feature {one.id} in {key} is old"
+                    seen[one.id] = one.properties["version"]
+        assert seen == last
+        told: dict[str, dict[str, Any]] = {}
+        for event in world.announced():
+            path = f"{event['z']}/{event['x']}/{event['y']}"
+            if event["revision"] > told.get(path, {"revision": 0})["revision"]:
+                told[path] = event
+        from geo_assets.tiles.tile import Tile
+
+        everything = {s.key: s for s in world.stack.ledger.scan(published=False) if s.revision}
+        assert {Tile.from_key(key).path: s.revision for key, s in everything.items()} == {p: e["revision"] for p, e in told.items()}
+        assert {s.key: s.revision for s in everything.values()} == catalogued(home, list(everything))
+        assert world.letters() == []
+    finally:
+        world.close()
+
+
+def catalogued(home: Path, keys: list[str]) -> dict[str, int]:
+    """Newest revision that the catalog has of each tile."""
+    folder = home / "dagster"
+    os.environ["GEO_ASSETS_DAGSTER_STORAGE"] = str(folder / "storage")
+    found: dict[str, int] = {}
+    with DagsterInstance.from_config(str(folder)) as instance:
+        for start in range(0, len(keys), 100):
+            wanted = AssetRecordsFilter(asset_key=AssetKey("tiles"), asset_partitions=keys[start : start + 100])
+            for record in instance.fetch_materializations(wanted, limit=100_000).records:
+                made = record.asset_materialization
+                assert made is not None
+                assert made.partition is not None
+                found[made.partition] = max(found.get(made.partition, 0), int(made.metadata["revision"].value))  # pyright: ignore[reportArgumentType]
+    return found
+
+
+@pytest.mark.timeout(900)
+def test_killed_processes_lose_nothing_and_need_no_hand(platform: Platform) -> None:
+    ordeal(platform, edits=160, kills=["ingest", "run", "up"], every=5.0, pause=0.25)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_twenty_kills_during_two_thousand_edits_lose_nothing(platform: Platform) -> None:
+    chance = random.Random(20)
+    kills = [chance.choice(["ingest", "run", "up"]) for _ in range(20)]
+    ordeal(platform, edits=2_000, kills=kills, every=10.0, pause=0.25)
