@@ -471,6 +471,13 @@ class LedgerContract:
         assert ledger.mark([TILE]) > first
         assert self.built(ledger, TILE, "b").revision == 2
 
+    def test_a_clock_that_jumps_back_hides_no_work(self, ledger: Ledger, clock: Clock) -> None:
+        self.built(ledger, TILE)
+        ledger.mark([OTHER])
+        clock.now -= 500_000
+        assert [s.key for s in ledger.dirty(9)] == [OTHER]
+        assert len(ledger.owed("announce")) == 1
+
     # -- failing -----------------------------------------------------------------------------------------------------
     def test_rule_15_a_tile_that_fails_too_often_costs_nothing_until_a_newer_mark(self, ledger: Ledger) -> None:
         ledger.mark([TILE, OTHER])

@@ -121,7 +121,7 @@ class SqliteLedger:
         with self._file.reading() as db:
             for work in (0, 1) if kind is None else (0,) if kind == "live" else (1,):
                 if len(found) < limit:
-                    rows = db.execute(query, (work, now - min_age_ms, now, limit - len(found)))
+                    rows = db.execute(query, (work, _oldest(now, min_age_ms), now, limit - len(found)))
                     found.extend(_state(row) for row in rows)
         return found
 
@@ -441,7 +441,7 @@ class SqliteLedger:
         with self._file.reading() as db:
             rows = db.execute(
                 f"SELECT {_OWED} FROM owed WHERE duty = ? AND built_at_ms <= ? ORDER BY id LIMIT ?",
-                (duty, self._now() - min_age_ms, limit),
+                (duty, _oldest(self._now(), min_age_ms), limit),
             ).fetchall()
         return [Owed(*row) for row in rows]
 
@@ -769,6 +769,11 @@ def _work(built: str, wanted_backfill: str = "wanted_backfill") -> str:
     """SQL for the column `work` of a row whose `built` and backfill mark become these expressions."""
     return f"""CASE WHEN max(wanted_live, {wanted_backfill}) <= max({built}, given_up) THEN NULL
         WHEN wanted_live > {built} THEN 0 ELSE 1 END"""
+
+
+def _oldest(now: int, min_age_ms: int) -> int:
+    """Latest stamp that is old enough. Without an age every stamp is: a clock that went back hides no work."""
+    return now - min_age_ms if min_age_ms > 0 else 2**63 - 1
 
 
 def _array(keys: Iterable[str]) -> str:
