@@ -465,7 +465,7 @@ _SHAPES: Final[tuple[tuple[str, Callable[[str], list[dict[str, Any]]]], ...]] = 
     ("trees", _trees),
     ("boundaries", _boundaries),
     ("stops", _dots("#3f7fbf", 15, 1.8, 5.0)),
-    ("pois", _dots(_POI_COLOUR, 15.5, 1.6, 4.6)),
+    ("pois", _dots(_POI_COLOUR, 16, 1.4, 4.6)),
 )
 """From the ground up."""
 
