@@ -1,6 +1,6 @@
 """Import of the synthetic city through `geo-assets import`'s own code, against one transaction a feature.
 
-    python -m benchmarks.importing [--quick] [--json FILE]
+python -m benchmarks.importing [--quick] [--json FILE]
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from benchmarks import synthetic
 from benchmarks.city_home import city_home
 from benchmarks.report import Report, parser
+from geo_assets.events.collection import CollectionInfo
 from geo_assets.services import ingest_worker
 from geo_assets.services.dead_letters import now_ms
 from geo_assets.services.dirty import DirtyPlan
@@ -19,7 +20,6 @@ from geo_assets.services.importer import import_reading
 from geo_assets.services.ingest_worker import Circumstances, FeatureTask
 from geo_assets.services.reading import open_file
 from geo_assets.services.valid_edits import edit_of
-from geo_assets.events.collection import CollectionInfo
 
 NAIVE = 300
 """Features that the naive way imports: it is slow, and its speed does not depend on how many there are."""

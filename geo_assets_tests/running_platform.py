@@ -134,9 +134,9 @@ class Platform:
                 environment = process.environ()
             except psutil.Error:
                 continue
-            if MARKER in environment and environment.get("GEO_ASSETS_HOME") == str(self.home):
-                if process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
+            ours = MARKER in environment and environment.get("GEO_ASSETS_HOME") == str(self.home)
+            if ours and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
         return found
 
     # -- what people do ------------------------------------------------------------------------------------------------
@@ -171,7 +171,9 @@ class Platform:
 
     def graphql(self, query: str, **variables: Any) -> dict[str, Any]:
         """Ask the Dagster UI's own interface."""
-        answer = httpx.post(f"{self.dagster}/graphql", json={"query": query, "variables": variables}, timeout=30, trust_env=False)
+        answer = httpx.post(
+            f"{self.dagster}/graphql", json={"query": query, "variables": variables}, timeout=30, trust_env=False
+        )
         value = answer.json()
         assert "errors" not in value, value
         return value["data"]

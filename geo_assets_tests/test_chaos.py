@@ -52,7 +52,10 @@ class Poster(threading.Thread):
 
     def _post(self, client: httpx.Client, event_id: str, body: bytes) -> None:
         while True:
-            headers = {"content-type": "application/geo+json", **sign(self._source.secrets[0], event_id, int(time.time()), body)}
+            headers = {
+                "content-type": "application/geo+json",
+                **sign(self._source.secrets[0], event_id, int(time.time()), body),
+            }
             try:
                 answer = client.post(f"{self._platform.edge}/v1/features", content=body, headers=headers)
                 if answer.status_code == 202:
@@ -128,7 +131,9 @@ def ordeal(platform: Platform, *, edits: int, kills: list[str], every: float, pa
     def quiet() -> bool:
         status = platform.status()
         tiles = status["tiles"]
-        waiting = tiles["dirty_live"] + tiles["dirty_backfill"] + sum(tiles["owed"].values()) + status["features"]["outbox"]
+        waiting = (
+            tiles["dirty_live"] + tiles["dirty_backfill"] + sum(tiles["owed"].values()) + status["features"]["outbox"]
+        )
         return not waiting and not any(status["lag"].values())
 
     until(quiet, 300, "everything was worked off", every=2.0)
@@ -163,7 +168,9 @@ def verify(home: Path, last: dict[int, int]) -> None:
         from geo_assets.tiles.tile import Tile
 
         everything = {s.key: s for s in world.stack.ledger.scan(published=False) if s.revision}
-        assert {Tile.from_key(key).path: s.revision for key, s in everything.items()} == {p: e["revision"] for p, e in told.items()}
+        assert {Tile.from_key(key).path: s.revision for key, s in everything.items()} == {
+            p: e["revision"] for p, e in told.items()
+        }
         assert {s.key: s.revision for s in everything.values()} == catalogued(home, list(everything))
         assert world.letters() == []
     finally:

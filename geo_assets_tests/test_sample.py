@@ -1,4 +1,4 @@
-"""The sample city: imported for real, built at every zoom, and looked at by a checker that knows nothing of the encoder."""
+"""The sample city: imported for real, built at every zoom, looked at by a checker that does not know the encoder."""
 
 from __future__ import annotations
 
@@ -124,5 +124,3 @@ def test_a_second_build_of_everything_encodes_nothing(city: SampleWorld, monkeyp
     with TileBuilder(city.stack, "again", inline=True) as builder:
         outcomes = [r.outcome for r in builder.build(sorted(city.published()))]
         assert (set(outcomes), builder.encoded) == ({"skipped"}, 0)
-
-

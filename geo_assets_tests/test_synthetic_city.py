@@ -19,7 +19,10 @@ def built(home: Path, file: Path, workers: int) -> dict[str, str | None]:
         done = import_reading(stack, open_file(file, None), next(iter(stack.sources.values())))
         assert done.manifest is not None
         with TileBuilder(stack, "test") as builder:
-            assert {r.outcome for r in builder.build(stack.ledger.manifest_keys(done.manifest.id))} <= {"built", "unchanged"}
+            assert {r.outcome for r in builder.build(stack.ledger.manifest_keys(done.manifest.id))} <= {
+                "built",
+                "unchanged",
+            }
         return {state.key: state.content_hash for state in stack.ledger.scan()}
 
 

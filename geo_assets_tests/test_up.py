@@ -80,7 +80,9 @@ def quiet(platform: Platform) -> None:
     def nothing() -> bool:
         status = platform.status()
         tiles = status["tiles"]
-        return not (tiles["dirty_live"] or tiles["dirty_backfill"] or any(tiles["owed"].values()) or any(status["lag"].values()))
+        return not (
+            tiles["dirty_live"] or tiles["dirty_backfill"] or any(tiles["owed"].values()) or any(status["lag"].values())
+        )
 
     until(nothing, 90, "nothing is dirty", every=1.0)
 
@@ -106,13 +108,21 @@ def test_an_edit_that_moves_a_building_changes_exactly_its_tiles_within_20_secon
         old = stack.features.get("demo", json.dumps(edit["id"]))
         assert old is not None
         buffer, deepest = stack.layers.reach_fraction, stack.layers.max_zoom
-    touched = paths(sorted(tiles_touched([shapely.from_wkb(old.geometry), edit["geometry"]], range(old.min_zoom, deepest + 1), buffer)))
+    touched = paths(
+        sorted(
+            tiles_touched([shapely.from_wkb(old.geometry), edit["geometry"]], range(old.min_zoom, deepest + 1), buffer)
+        )
+    )
     listener = Listener(f"{up.tiles}/events")
 
     started = time.monotonic()
     answer = up.post(edit)
     assert answer["status"] == "queued"
-    until(lambda: set(listener.tiles()) and set(listener.tiles()) == changed(before, published(up)), 20, "SSE named what changed")
+    until(
+        lambda: set(listener.tiles()) and set(listener.tiles()) == changed(before, published(up)),
+        20,
+        "SSE named what changed",
+    )
     assert time.monotonic() - started < 20
     quiet(up)
     listener.close()
@@ -170,7 +180,12 @@ def test_a_wrong_signature_is_401_and_leaves_nothing_in_the_log(up: Platform) ->
     answer = httpx.post(
         f"{up.edge}/v1/features",
         content=b"{}",
-        headers={"content-type": "application/geo+json", "webhook-id": "x", "webhook-timestamp": str(int(time.time())), "webhook-signature": "v1,AAAA"},
+        headers={
+            "content-type": "application/geo+json",
+            "webhook-id": "x",
+            "webhook-timestamp": str(int(time.time())),
+            "webhook-signature": "v1,AAAA",
+        },
         trust_env=False,
     )
     assert answer.status_code == 401
@@ -207,7 +222,12 @@ def test_selected_partitions_materialized_in_the_ui_are_reported(up: Platform) -
     def status() -> str:
         return up.graphql(state, id=started["backfillId"])["partitionBackfillOrError"]["status"]
 
-    until(lambda: status() in ("COMPLETED_SUCCESS", "COMPLETED", "COMPLETED_FAILED", "FAILED"), 120, "the backfill ended", every=1.0)
+    until(
+        lambda: status() in ("COMPLETED_SUCCESS", "COMPLETED", "COMPLETED_FAILED", "FAILED"),
+        120,
+        "the backfill ended",
+        every=1.0,
+    )
     assert status() in ("COMPLETED_SUCCESS", "COMPLETED")
     for key in keys:
         shown = materialization(up, key)
@@ -265,7 +285,10 @@ def test_a_home_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     done = subprocess.run(
-        [sys.executable, "-m", "geo_assets.cli", "--home", str(blocked / "home"), "up"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "geo_assets.cli", "--home", str(blocked / "home"), "up"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 1
     assert "cannot be written" in done.stderr

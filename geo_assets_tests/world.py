@@ -95,7 +95,11 @@ class World:
     def send(self, body: Any, *, event_id: str | None = None, source: str = "city", **headers: str) -> Record:
         """Put a body into `[raw]`, as the edge would."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        named = {topics.HEADER_SOURCE: source, topics.HEADER_KIND: "features", **{k.replace("_", "-"): v for k, v in headers.items()}}
+        named = {
+            topics.HEADER_SOURCE: source,
+            topics.HEADER_KIND: "features",
+            **{k.replace("_", "-"): v for k, v in headers.items()},
+        }
         if event_id is not None:
             named[topics.HEADER_EVENT_ID] = event_id
         (position,) = self.stack.log.append([NewRecord(topics.RAW, f"{source}:{event_id}", data, named)])
@@ -176,12 +180,17 @@ def tiles_touched(geometries: Iterable[Any], zooms: Sequence[int], buffer: float
 
     touched: set[str] = set()
     for geometry in geometries:
-        drawn = shapely.transform(shapely.geometry.shape(geometry) if isinstance(geometry, dict) else geometry, to_mercator)
+        drawn = shapely.transform(
+            shapely.geometry.shape(geometry) if isinstance(geometry, dict) else geometry, to_mercator
+        )
         west, south, east, north = drawn.bounds
         for zoom in zooms:
             side = 2 * 20037508.342789244 / 2**zoom
             first_x, last_x = int((west + 20037508.342789244) // side) - 1, int((east + 20037508.342789244) // side) + 1
-            first_y, last_y = int((20037508.342789244 - north) // side) - 1, int((20037508.342789244 - south) // side) + 1
+            first_y, last_y = (
+                int((20037508.342789244 - north) // side) - 1,
+                int((20037508.342789244 - south) // side) + 1,
+            )
             for x in range(max(0, first_x), min(2**zoom - 1, last_x) + 1):
                 for y in range(max(0, first_y), min(2**zoom - 1, last_y) + 1):
                     tile = Tile(zoom, x, y)

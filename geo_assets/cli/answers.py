@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING
 
@@ -78,10 +79,9 @@ def check_home(current: Settings) -> None:
         probe.write_bytes(b"\0" * 65_536)
     except OSError as fault:
         raise CliError(
-            f"home {current.home} cannot be written: {fault.strerror or fault}; set GEO_ASSETS_HOME to a folder that can"
+            f"home {current.home} cannot be written: {fault.strerror or fault}; "
+            "set GEO_ASSETS_HOME to a folder that can"
         ) from None
     finally:
-        try:
+        with contextlib.suppress(OSError):
             probe.unlink()
-        except OSError:
-            pass

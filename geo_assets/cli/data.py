@@ -180,6 +180,7 @@ def erase(
         days = stack.settings.retention_s / 86_400
         out.print(f"erased {erased:,} features; their tiles are marked and are built anew while geo-assets is up")
         out.print(
-            f"not reached: records of the event log (kept {days:g} days), dead letters and their inbox ({4 * days:g} days), superseded tile "
-            f"objects ({stack.settings.garbage_grace_s / 60:g} minutes after the rebuild), your backups, and what browsers have cached"
+            f"not reached: records of the event log (kept {days:g} days), dead letters and their inbox "
+            f"({4 * days:g} days), superseded tile objects ({stack.settings.garbage_grace_s / 60:g} minutes after the "
+            "rebuild), your backups, and what browsers have cached"
         )

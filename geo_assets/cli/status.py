@@ -62,6 +62,5 @@ def status(
         done = manifest["done"]
         note = f", {manifest['failed']} failed" if manifest["failed"] else ""
         problem = f": {manifest['problem']}" if manifest["problem"] else ""
-        out.print(
-            f"[bold]{manifest['kind']}[/bold] {manifest['title']}: {manifest['state']} {done:,}/{manifest['tiles']:,}{note}{problem}"
-        )
+        kind, state, tiles = manifest["kind"], manifest["state"], manifest["tiles"]
+        out.print(f"[bold]{kind}[/bold] {manifest['title']}: {state} {done:,}/{tiles:,}{note}{problem}", soft_wrap=True)

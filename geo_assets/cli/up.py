@@ -52,7 +52,8 @@ def up(
     room = shutil.disk_usage(current.home).free
     if room < 200_000_000:
         raise CliError(
-            f"home {current.home} has {room // 1_000_000} MB free, 200 MB are needed; set GEO_ASSETS_HOME to another disk"
+            f"home {current.home} has {room // 1_000_000} MB free, 200 MB are needed; "
+            "set GEO_ASSETS_HOME to another disk"
         )
     printer = Printer(verbose)
     supervisor = Supervisor(current.home, printer.line)
@@ -155,7 +156,8 @@ def check_ports(current: Settings) -> None:
                 probe.bind((current.host, port))
             except OSError as fault:
                 raise CliError(
-                    f"port {port} of {current.host} is taken ({fault.strerror}); set GEO_ASSETS_{name}_PORT to a free one"
+                    f"port {port} of {current.host} is taken ({fault.strerror}); "
+                    f"set GEO_ASSETS_{name}_PORT to a free one"
                 ) from None
 
 
@@ -204,9 +206,8 @@ def dagster_environment(current: Settings, folder: Path) -> dict[str, str]:
 def dagster_command(current: Settings) -> list[str]:
     """How Dagster's UI, daemon and code server are started."""
     workspace = top_level("workspace.yaml")
-    return [
-        sys.executable, "-m", "geo_assets.dagster_dev", "-w", str(workspace), "-h", current.host, "-p", str(current.dagster_port),
-    ]  # fmt: skip
+    listen = ["-h", current.host, "-p", str(current.dagster_port)]
+    return [sys.executable, "-m", "geo_assets.dagster_dev", "-w", str(workspace), *listen]
 
 
 class Printer:

@@ -34,10 +34,10 @@ log = structlog.get_logger()
 Outcome = Literal["built", "unchanged", "skipped", "emptied", "failed"]
 
 CHUNK_TILES = 128
-"""Most tiles of a chunk: enough for the encoder's fixed cost of 0.45 ms a call to vanish, few enough to commit often."""
+"""Most tiles of a chunk: the encoder's fixed cost of half a millisecond a call vanishes, and commits come often."""
 
 CHUNK_VERTICES = 150_000
-"""Most vertices of a chunk, about a second of encoding, so both workers end together and memory stays small."""
+"""Most vertices of a chunk, a second of encoding: both workers end together and memory stays small."""
 
 LOST_RACES = 3
 """How often a tile that another builder committed meanwhile is built again here before it is left to the next mark."""
@@ -84,9 +84,7 @@ class TileBuilder:
         inline: Build in this process. A tile that kills its builder kills the caller then.
     """
 
-    def __init__(
-        self, stack: Stack, owner: str, *, step: Step | None = None, inline: bool = False
-    ) -> None:
+    def __init__(self, stack: Stack, owner: str, *, step: Step | None = None, inline: bool = False) -> None:
         self.stack, self.owner = stack, owner
         self._step = step or build_worker.no_step
         self._inline = inline

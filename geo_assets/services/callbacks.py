@@ -54,7 +54,8 @@ class Told:
         event_id = record.headers.get(topics.HEADER_EVENT_ID, "")
         refused = [
             {"dead_letter": letter.id, "reason": letter.reason, "field": letter.field, "value": letter.value,
-             "limit": letter.limit, "explanation": letter.explanation, "feature": letter.feature_id, "index": letter.index}
+             "limit": letter.limit, "explanation": letter.explanation, "feature": letter.feature_id,
+             "index": letter.index}
             for letter in letters[:100]
         ]  # fmt: skip
         value: dict[str, Any] = {

@@ -288,7 +288,8 @@ class Ingest:
         if applied.outcome == "version_conflict":
             edit = applied.edit
             fault = Refused(
-                "version_conflict", "version", str(edit.version), f"above {applied.current_version}, or the same content",
+                "version_conflict", "version", str(edit.version),
+                f"above {applied.current_version}, or the same content",
                 explanation=f"version {edit.version} of feature {edit.feature_id} stands with other content",
             )  # fmt: skip
             outcome.letters.append(self._letter(outcome.record, fault, feature=result, edit=edit))

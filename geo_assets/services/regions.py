@@ -120,7 +120,8 @@ def file_region(path: Path) -> tuple[Any, str]:
     west, south, east, north = region.bounds
     if not (west >= -180 and east <= 180 and south >= -90 and north <= 90):
         raise RegionError(
-            f"region {path}: its coordinates {west:.6g},{south:.6g},{east:.6g},{north:.6g} are no degrees (EPSG:4326 lon,lat)"
+            f"region {path}: its coordinates {west:.6g},{south:.6g},{east:.6g},{north:.6g} "
+            "are no degrees (EPSG:4326 lon,lat)"
         )
     return region, path.name
 
@@ -141,7 +142,8 @@ def plan_region(stack: Stack, region: Any, title: str, zooms: Sequence[int], *, 
         width = cover_count(region, zooms, buffer=0.0)
         about = "about " if width.estimated else ""
         raise RegionError(
-            f"{title} covers {about}{width.total:,} tiles at zooms {', '.join(map(str, zooms))}, above the cap of {cap:,}: "
+            f"{title} covers {about}{width.total:,} tiles at zooms {', '.join(map(str, zooms))}, "
+            f"above the cap of {cap:,}: "
             "take fewer zooms or a smaller region, or go wider with --cap"
         )
     keys = tuple(found.keys())

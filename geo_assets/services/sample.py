@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 IMPORTED = "sample-imported"
 """Ledger value: id of the manifest of the sample's import."""
 
+EAST = (0.0009, 0.0)
+"""How far the ready-made edit moves its building: lon, lat in degrees, some fifty metres."""
+
 CENTRE = (24.9441, 60.1690)
 """Lon, lat of the middle of the sample, degrees: near Helsinki's central railway station."""
 
@@ -104,7 +107,7 @@ def _write_edit(stack: Stack, settings: Settings) -> None:
     if not found:
         return
     chosen = max(found, key=lambda f: (shapely.from_wkb(f.geometry).area, f.feature_id))
-    moved = shapely.transform(shapely.from_wkb(chosen.geometry), lambda xy: xy + (0.0009, 0.0))
+    moved = shapely.transform(shapely.from_wkb(chosen.geometry), lambda xy: xy + EAST)
     properties: dict[str, Any] = {**json.loads(chosen.properties), "name": "Moved by an edit"}
     feature = {
         "type": "Feature",

@@ -6,6 +6,7 @@ server, runs, pools) is found again, also by a successor when this supervisor wa
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -137,10 +138,8 @@ class Supervisor:
                 except subprocess.TimeoutExpired:
                     self._line(child.name, "does not end by itself")
         _end(_marked(self.marker), 3.0)
-        try:
+        with contextlib.suppress(OSError):
             self._file.unlink()
-        except OSError:
-            pass
 
 
 class AlreadyRunning(Exception):

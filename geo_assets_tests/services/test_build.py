@@ -299,7 +299,9 @@ def arena(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 SCHEDULE = st.permutations(list("AAAAAABBBBBBEE")).map("".join)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(schedule=SCHEDULE)
 def test_rule_4_two_builders_racing_never_take_a_tile_back(arena: World, schedule: str) -> None:
     race(arena, schedule)

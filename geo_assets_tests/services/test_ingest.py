@@ -64,7 +64,10 @@ def test_rule_1_every_event_ends_applied_duplicate_stale_or_dead(world: World) -
 
 
 def test_dead_letters_keep_the_raw_payload_and_say_where_it_came_from(world: World) -> None:
-    body = b'{"type": "Feature", "id": 7, "version": 1, "geometry": {"type": "Polygon", "coordinates": [[[0,0],[1,1],[1,0],[0,1],[0,0]]]}, "properties": {}}'
+    body = (
+        b'{"type": "Feature", "id": 7, "version": 1, "properties": {}, '
+        b'"geometry": {"type": "Polygon", "coordinates": [[[0,0],[1,1],[1,0],[0,1],[0,0]]]}}'
+    )
     outcome = world.edit(body, event_id="bow-tie")
 
     (letter,) = world.letters()
@@ -78,7 +81,9 @@ def test_dead_letters_keep_the_raw_payload_and_say_where_it_came_from(world: Wor
 def test_a_feature_at_fault_in_a_collection_costs_only_itself(world: World) -> None:
     bad = feature(2, 1)
     bad["geometry"]["coordinates"][0][1] = [1000.0, 2000.0]
-    outcome = world.edit({"type": "FeatureCollection", "features": [feature(1, 1), bad, feature(3, 1)]}, event_id="mixed")
+    outcome = world.edit(
+        {"type": "FeatureCollection", "features": [feature(1, 1), bad, feature(3, 1)]}, event_id="mixed"
+    )
 
     assert outcome.counts == {"applied": 2}
     (letter,) = outcome.letters
@@ -89,7 +94,9 @@ def test_a_feature_at_fault_in_a_collection_costs_only_itself(world: World) -> N
 def test_replay_after_a_fix_applies_once_and_never_undoes_something_newer(world: World) -> None:
     bow_tie = feature(1, 1)
     lon, lat = HERE
-    bow_tie["geometry"]["coordinates"] = [[[lon, lat], [lon + 0.001, lat + 0.001], [lon + 0.001, lat], [lon, lat + 0.001], [lon, lat]]]
+    bow_tie["geometry"]["coordinates"] = [
+        [[lon, lat], [lon + 0.001, lat + 0.001], [lon + 0.001, lat], [lon, lat + 0.001], [lon, lat]]
+    ]
     world.edit(bow_tie, event_id="broken")
     (letter,) = world.letters()
     fixed = json.dumps(feature(1, 1)).encode()
@@ -117,7 +124,11 @@ def test_a_replayed_letter_is_listed_as_replayed(world: World) -> None:
 def drain(world: World) -> dict[str, int]:
     """Ingest what is in `[raw]` and not yet seen; outcomes."""
     seen: dict[str, int] = {}
-    records = [r for r in scan_topic(world.stack.log, topics.RAW) if (r.partition, r.offset) not in world.__dict__.setdefault("drained", set())]
+    records = [
+        r
+        for r in scan_topic(world.stack.log, topics.RAW)
+        if (r.partition, r.offset) not in world.__dict__.setdefault("drained", set())
+    ]
     known = world.__dict__["drained"]
     fresh = [r for r in records if topics.HEADER_REPLAY in r.headers]
     known.update((r.partition, r.offset) for r in records)
@@ -127,9 +138,7 @@ def drain(world: World) -> dict[str, int]:
     return seen
 
 
-@pytest.mark.parametrize(
-    ("step", "nth"), [("apply", 0), ("dead letters", 0), ("send hints", 0), ("commit offsets", 0)]
-)
+@pytest.mark.parametrize(("step", "nth"), [("apply", 0), ("dead letters", 0), ("send hints", 0), ("commit offsets", 0)])
 def test_rule_2_ingest_killed_before_each_step_loses_nothing_and_counts_nothing_twice(
     tmp_path: Path, step: str, nth: int
 ) -> None:
@@ -207,7 +216,9 @@ def test_ids_keep_their_type(world: World) -> None:
     assert sorted(f.feature_id for f in world.stack.features.scan()) == ['"123"', "123"]
 
 
-def test_rule_7_an_edit_over_its_cap_is_stored_marks_what_fits_and_leaves_the_rest_to_a_manifest(tmp_path: Path) -> None:
+def test_rule_7_an_edit_over_its_cap_is_stored_marks_what_fits_and_leaves_the_rest_to_a_manifest(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path / "home", edit_cap=50)
     try:
         outcome = world.edit(feature(1, 1, size=0.2))
@@ -272,7 +283,18 @@ def test_an_unknown_source_is_a_dead_letter(world: World) -> None:
     assert [letter.reason for letter in world.edit(feature(1, 1), source="nobody").letters] == ["schema"]
 
 
-@pytest.mark.parametrize("body", [None, 1, [], "x", {"type": "Nothing"}, {"type": "FeatureCollection"}, {"type": "FeatureCollection", "features": 1}])
+@pytest.mark.parametrize(
+    "body",
+    [
+        None,
+        1,
+        [],
+        "x",
+        {"type": "Nothing"},
+        {"type": "FeatureCollection"},
+        {"type": "FeatureCollection", "features": 1},
+    ],
+)
 def test_bodies_of_another_form_are_dead_letters(world: World, body: Any) -> None:
     outcome = world.edit(json.dumps(body).encode(), event_id="odd")
     assert [letter.reason for letter in outcome.letters] == ["schema"]
