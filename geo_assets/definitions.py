@@ -5,6 +5,7 @@ from __future__ import annotations
 from dagster import Definitions, in_process_executor
 
 from geo_assets.assets.features import features
+from geo_assets.assets.repair import repair_coverage
 from geo_assets.assets.stack_resource import StackResource
 from geo_assets.assets.tiles import tiles
 from geo_assets.checks.coverage import coverage
@@ -19,7 +20,7 @@ from sensors.tile_updates import tile_updates
 defs = Definitions(
     assets=[features, tiles],
     asset_checks=[topology, crs, coverage, integrity, freshness, dead_letter_rate],
-    jobs=[build_tiles, audit, observe_features],
+    jobs=[build_tiles, audit, observe_features, repair_coverage],
     schedules=[hourly_audit],
     sensors=[tile_updates],
     resources={"stack": StackResource()},

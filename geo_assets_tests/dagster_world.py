@@ -84,7 +84,11 @@ class World:
 
     def run_of(self, batch_id: str, status: DagsterRunStatus) -> DagsterRun:
         """A run record that names the batch."""
-        run = self.instance.create_run_for_job(_nothing_job(), tags={BATCH_TAG: batch_id}, status=status)
+        return self.run_with({BATCH_TAG: batch_id}, status)
+
+    def run_with(self, tags: dict[str, str], status: DagsterRunStatus) -> DagsterRun:
+        """A run record with these tags."""
+        run = self.instance.create_run_for_job(_nothing_job(), tags=tags, status=status)
         self.runs.append(run)
         return run
 

@@ -27,6 +27,7 @@ from dagster import (
 
 from geo_assets import catalog
 from geo_assets.assets.features import observe_if_moved
+from geo_assets.assets.repair import REPAIR_TAG, REPAIR_VALUE, repair_coverage
 from geo_assets.assets.stack_resource import StackResource
 from geo_assets.events import topics
 from geo_assets.events.dead_letter import DeadLetter, Origin
@@ -65,6 +66,9 @@ CATALOG_AGE_MS = 30_000
 
 CATALOG_ROWS = 5_000
 """Catalog rows paid in one tick: two seconds of writing."""
+
+REPAIR_TRIES = 5
+"""Runs that may fail to plan a repair before a person has to look."""
 
 ALIVE = frozenset(
     {
@@ -318,6 +322,7 @@ def tick(stack: Stack, instance: DagsterInstance, now_ms: int | None = None) -> 
     done.announced = sweep_announcements(stack)
     done.reported = _pay_catalog(stack, instance)
     _mark(stack, now_ms, done)
+    _request_repair(stack, instance, done)
     opened += _take(stack, done)
     if opened:
         _request(stack, instance, opened, done)
@@ -426,26 +431,42 @@ def _mark(stack: Stack, now_ms: int, done: Tick) -> None:
 
 
 def _repair(stack: Stack, topic_id: str, gone: OffsetOutOfRange) -> None:
-    """Records were deleted before they were read: look at every published tile again, and say so loudly.
+    """Records were deleted before they were read: the whole map is looked at again, and this is said loudly.
 
-    The manifest comes before the position: a crash in between repairs twice, and never not at all.
+    The wish comes before the position: a crash in between repairs twice, and never not at all.
     """
-    keys = [state.key for state in stack.ledger.scan()]
     name = f"repair-{topic_id[:8]}-{gone.partition}-{gone.offset}-{gone.begin}"
     log.error(
-        "hints were lost to retention: every published tile is looked at again",
+        "hints were lost to retention: the whole map is looked at again",
         topic=gone.topic, partition=gone.partition, position=gone.offset, oldest=gone.begin, newest=gone.end,
-        tiles=len(keys), manifest=name,
+        repair=name,
     )  # fmt: skip
-    if keys:
-        lost = json.dumps({"partition": gone.partition, "position": gone.offset, "begin": gone.begin, "end": gone.end})
-        title = f"repair: hints {gone.offset} to {gone.begin} of partition {gone.partition} were lost"
-        stack.ledger.write_manifest(name, title, "repair", keys, parameters=lost)
-        stack.ledger.mark_manifest(name)
+    stack.ledger.set_value(REPAIR_VALUE, name)
     stack.ledger.reset_position(topic_id, gone.partition, gone.begin)
 
 
+def _request_repair(stack: Stack, instance: DagsterInstance, done: Tick) -> None:
+    name = stack.ledger.get_value(REPAIR_VALUE)
+    if name is None:
+        return
+    runs = instance.get_runs(RunsFilter(tags={REPAIR_TAG: name}))
+    if any(run.status in ALIVE for run in runs):
+        return
+    if len(runs) >= REPAIR_TRIES:
+        log.error("repair failed too often: start the job repair_coverage by hand", repair=name, tries=len(runs))
+        return
+    done.requests.append(
+        RunRequest(
+            job_name=repair_coverage.name,
+            run_key=f"{name}-{len(runs)}",
+            run_config={"ops": {"plan_repair": {"config": {"name": name}}}},
+            tags={REPAIR_TAG: name},
+        )
+    )
+
+
 def _weighed(stack: Stack, states: Sequence[TileState]) -> list[Work]:
+    """What a build of each would find. Read after the ledger's rows: a mark raised meanwhile leaves the tile dirty."""
     states = _real(stack, states)
     if not states:
         return []
@@ -517,6 +538,7 @@ def _request(stack: Stack, instance: DagsterInstance, opened: Sequence[Batch], d
         vertices = sum(work[key].vertices for key in batch.keys)
         done.requests.append(
             RunRequest(
+                job_name=build_tiles.name,
                 run_key=run_key(batch, work),
                 run_config={"ops": {"tiles": {"config": {"batch": batch.id}}}},
                 tags=tags_of(batch, vertices),
@@ -525,7 +547,7 @@ def _request(stack: Stack, instance: DagsterInstance, opened: Sequence[Batch], d
 
 
 @sensor(
-    job=build_tiles,
+    jobs=[build_tiles, repair_coverage],
     name="tile_updates",
     minimum_interval_seconds=1,
     default_status=DefaultSensorStatus.RUNNING,

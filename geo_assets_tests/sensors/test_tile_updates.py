@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import shapely
 from dagster import DagsterRunStatus
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geo_assets import catalog
+from geo_assets.definitions import defs
 from geo_assets.events import topics
 from geo_assets.jobs import BATCH_TAG
 from geo_assets.services.build import TileBuilder
@@ -244,19 +246,41 @@ def test_hints_lost_to_retention_are_repaired_loudly_and_the_tick_goes_on(here: 
     here.put_square("a", HOME)
     here.hint(HOME.key)
     here.execute(tick(here.stack, here.instance).requests[0])
-    other = Tile(14, HOME.x + 5, HOME.y)
-    here.hint(other.key, other.key)
+    # A feature whose hint is lost, in a tile that was never built; and a hint that came after.
+    lost, other = Tile(18, HOME.x * 16 + 50, HOME.y * 16), Tile(14, HOME.x + 5, HOME.y)
+    here.put("b", shapely.Point(lost.bounds.west + 1e-5, lost.bounds.north - 1e-5), min_zoom=18)
+    here.hint(lost.key)
     retention = here.stack.log.topics()[topics.TILES].retention_ms
     here.stack.log.enforce_retention(later(here) + retention + 10 * MINUTE)
     here.hint(other.key)
 
     done = tick(here.stack, here.instance)
 
-    (repair,) = [manifest for manifest in here.ledger.manifests() if manifest.kind == "repair"]
-    assert here.ledger.manifest_keys(repair.id) == [HOME.key]
-    taken = {key for request in done.requests for key in here.ledger.batch(here.batch_of(request)).keys}
-    assert taken == {HOME.key, other.key}
-    assert done.positions == {0: 4}
+    repair, live = done.requests
+    assert repair.job_name == "repair_coverage"
+    assert here.ledger.batch(here.batch_of(live)).keys == (other.key,)
+    assert done.positions == {0: 3}
+    # Asked for until it is planned, once at a time.
+    assert [request.run_key[-2:] for request in tick(here.stack, here.instance).requests] == ["-0"]
+    assert (
+        defs.resolve_job_def("repair_coverage")
+        .execute_in_process(instance=here.instance, run_config=repair.run_config, tags=repair.tags)
+        .success
+    )
+    (manifest,) = here.ledger.manifests()
+    assert manifest.kind == "repair"
+    assert {HOME.key, lost.key} <= set(here.ledger.manifest_keys(manifest.id))
+    (request,) = tick(here.stack, here.instance).requests
+    assert request.tags["geo_assets/manifest"] == manifest.id
+
+
+def test_a_repair_that_fails_is_asked_for_again_and_not_for_ever(here: World) -> None:
+    here.ledger.set_value(sensor.REPAIR_VALUE, "r")
+    keys: list[str | None] = []
+    while requests := tick(here.stack, here.instance).requests:
+        keys += [request.run_key for request in requests]
+        here.run_with({sensor.REPAIR_TAG: "r"}, DagsterRunStatus.FAILURE)
+    assert keys == [f"r-{n}" for n in range(sensor.REPAIR_TRIES)]
 
 
 def test_too_many_runs_in_flight_ask_for_no_more_and_the_reason_says_so(
