@@ -133,7 +133,8 @@ class _Rows:
         count = len(features.source)
         self.faults: dict[int, str] = {}
         number = {name: position for position, name in enumerate(layers.names)}
-        self.layer: Ints = np.array([number.get(name, -1) for name in features.layer], np.int64)
+        number = {name: number.get(name, -1) for name in set(features.layer)}
+        self.layer: Ints = np.array(list(map(number.__getitem__, features.layer)), np.int64)
         unknown: list[int] = where(self.layer < 0).tolist()
         for row in unknown:
             self.faults[row] = f"layer {features.layer[row]!r} is none of the map's layers"

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import json
 import struct
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain, repeat
+from itertools import chain, count, repeat
 from math import copysign, isfinite
 from typing import Any
 
@@ -105,7 +106,7 @@ def tags(
     """
     lengths = np.array(list(map(len, rows)), np.int64)
     names = list(chain.from_iterable(rows))
-    values: list[Any] = [value for own in rows for value in own.values()]
+    values: list[Any] = list(chain.from_iterable(own.values() for own in rows))
     row: Ints = np.arange(len(rows)).repeat(lengths)
     distinct = sorted(set(names))
     number = dict(zip(distinct, range(len(distinct)), strict=True))
@@ -161,8 +162,8 @@ def _values(values: list[Any]) -> tuple[Ints, list[bytes], bool]:
             _NEGATIVE_ZERO if type(each) is float and not each and copysign(1.0, each) < 0 else each for each in values
         ]
     # By type and value: 1, 1.0 and true are equal for Python too.
-    number: dict[tuple[type, Any], int] = {}
-    found = [number.setdefault(pair, len(number)) for pair in zip(map(type, values), values, strict=True)]
+    number: defaultdict[tuple[type, Any], int] = defaultdict(count().__next__)
+    found = list(map(number.__getitem__, zip(map(type, values), values, strict=True)))
     by_kind: dict[type, list[Any]] = {}
     for kind, value in number:
         by_kind.setdefault(kind, []).append(value)
