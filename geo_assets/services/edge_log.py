@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -24,6 +24,10 @@ Outcome = Literal["queued", "duplicate", "conflict"]
 BATCH_REQUESTS = 200
 BATCH_BYTES = 8_000_000
 """Most of one append: some 50 ms of the embedded log, so that nobody waits long for the others of a batch."""
+
+UNRECORDED_S = 0.1
+"""How long acknowledged ids wait to be recorded together. What a killed edge forgets so is left to ingest, which drops
+a repetition by its event key."""
 
 GUARD_PAUSE_S = 1.0
 """After the guard could not answer it is left alone for so long: a slow guard must not make every request slow."""
@@ -82,6 +86,9 @@ class Appender:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="edge-log")
         self._task: asyncio.Task[None] | None = None
         self._guard_rests_until = 0.0
+        # Acknowledged ids that the guard has not been told yet; asked before it. In the writer's thread alone.
+        self._unrecorded: dict[str, str] = {}
+        self._recorded_at = 0.0
         self._stopping = False
 
     @property
@@ -99,6 +106,7 @@ class Appender:
         self._arrived.set()
         if self._task is not None:
             await self._task
+        await asyncio.get_running_loop().run_in_executor(self._writer, self._record)
         self._writer.shutdown()
 
     async def submit(self, make: Callable[[], Submission], size: int) -> Answer:
@@ -129,7 +137,11 @@ class Appender:
                 if self._stopping:
                     return
                 self._arrived.clear()
-                await self._arrived.wait()
+                try:
+                    async with asyncio.timeout(UNRECORDED_S if self._unrecorded else None):
+                        await self._arrived.wait()
+                except TimeoutError:
+                    await loop.run_in_executor(self._writer, self._record)
             batch = self._next_batch()
             try:
                 answers: Sequence[Answer | Exception] = await loop.run_in_executor(
@@ -145,6 +157,9 @@ class Appender:
                     waiting.done.set_exception(answer)
                 else:
                     waiting.done.set_result(answer)
+            # Nobody waits for the guard, so it is told of many at once.
+            if self._unrecorded and time.monotonic() - self._recorded_at > UNRECORDED_S:
+                await loop.run_in_executor(self._writer, self._record)
 
     def _next_batch(self) -> list[_Waiting]:
         batch: list[_Waiting] = []
@@ -157,7 +172,7 @@ class Appender:
         return batch
 
     def _append(self, makers: Sequence[Callable[[], Submission]]) -> list[Answer | Exception]:
-        """In the writer's thread: make, guard, append, guard. One thread, so that no repetition overtakes the first."""
+        """In the writer's thread: make, ask the guard, append. One thread: no repetition overtakes the first."""
         made: list[Submission | Exception] = []
         for make in makers:
             try:
@@ -192,7 +207,7 @@ class Appender:
             first = first_of.get(submission.guard_key or "", index)
             if submission.guard_key not in taken and first != index:
                 outcomes[index] = outcomes[first]
-        self._remember({key: batch[index].fingerprint for key, index in taken.items()})
+        self._unrecorded.update((key, batch[index].fingerprint) for key, index in taken.items())
         return outcomes
 
     def _append_all(self, submissions: Sequence[Submission], indices: Sequence[int]) -> list[tuple[int, Exception]]:
@@ -215,16 +230,20 @@ class Appender:
         return []
 
     def _recall(self, keys: Sequence[str]) -> dict[str, str]:
-        """The fingerprints of the ids that are known; none where the guard does not answer."""
-        if not keys or time.monotonic() < self._guard_rests_until:
-            return {}
+        """The fingerprints of the ids that are known; only of the newest where the guard does not answer."""
+        known = {key: self._unrecorded[key] for key in keys if key in self._unrecorded}
+        if len(known) == len(keys) or time.monotonic() < self._guard_rests_until:
+            return known
         try:
-            return self._guard.get_many(keys)
+            return self._guard.get_many(keys) | known
         except GuardUnavailable as error:
             self._guard_failed(error)
-            return {}
+            return known
 
-    def _remember(self, fingerprints: Mapping[str, str]) -> None:
+    def _record(self) -> None:
+        """Tell the guard of what was acknowledged. Where it does not answer, what is forgotten is left to ingest."""
+        fingerprints, self._unrecorded = self._unrecorded, {}
+        self._recorded_at = time.monotonic()
         if not fingerprints or time.monotonic() < self._guard_rests_until:
             return
         try:
