@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 
-import click
 import typer
 
 from geo_assets.cli import backfill, data, doctor, letters, serve, status, tile, up
@@ -45,13 +44,8 @@ for family in (up, serve, data, backfill, status, letters, tile, doctor):
 def main() -> None:
     """Run the command line: whatever goes wrong is one line on standard error and an exit code other than zero."""
     try:
-        code = app(standalone_mode=False)
-    except click.exceptions.Abort:
-        complain("stopped")
-        code = 130
-    except click.ClickException as fault:
-        fault.show()
-        code = fault.exit_code
+        app()  # Usage errors, --help and Ctrl-C at a question are typer's own: it prints and exits.
+        code = 0
     except CliError as fault:
         complain(str(fault))
         code = fault.code
@@ -67,7 +61,7 @@ def main() -> None:
             raise
         complain(explain(fault))
         code = 1
-    sys.exit(code if isinstance(code, int) else 0)
+    sys.exit(code)
 
 
 def explain(fault: Exception) -> str:

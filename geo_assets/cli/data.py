@@ -64,6 +64,7 @@ def import_file(
 
     with open_home() as stack:
         chosen = source_of(stack, source)
+        stack.ensure()
         rules = load_mapping(mapping) if mapping is not None else None
         if rules is None and file.name.endswith((".osm.pbf", ".osm", ".pbf")):
             rules = load_mapping(folder() / "mapping.yaml")

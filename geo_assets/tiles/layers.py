@@ -48,6 +48,9 @@ class Layer:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise LayerError(f"layer name {self.name[:80]!r} is not 1..64 characters of A-Z, a-z, 0-9, _ and -")
+        for field_name in ("min_zoom", "max_zoom"):
+            if type(getattr(self, field_name)) is not int:
+                raise LayerError(f"layer {self.name}: {field_name} {getattr(self, field_name)!r} is no whole number")
         if not 0 <= self.min_zoom <= self.max_zoom <= MAX_ZOOM:
             raise LayerError(
                 f"layer {self.name}: min_zoom {self.min_zoom} and max_zoom {self.max_zoom} "
@@ -55,6 +58,8 @@ class Layer:
             )
         for field_name in ("min_pixels", "simplify"):
             value = getattr(self, field_name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise LayerError(f"layer {self.name}: {field_name} {value!r} is no number")
             if not 0 <= value <= 256:
                 raise LayerError(f"layer {self.name}: {field_name} {value} is outside 0..256 pixels")
 
