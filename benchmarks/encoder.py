@@ -33,7 +33,7 @@ from geo_assets.tiles.tile import HALF_WORLD, Tile
 from geo_assets_tests.mvt_checker import violations
 
 SMALL_ALONE, SMALL_BATCHED, PEER, POSTGIS = 1_500, 2_500, 15.0, 1.2
-"""Targets: tiles/s a core of ~20 features, alone and in batches; times the tiles of mapbox-vector-tile and ST_AsMVT."""
+"""Targets: tiles/s a core of ~20 features, alone and in batches; ratios to mapbox-vector-tile and ST_AsMVT."""
 
 PLAIN = LayerSet(tuple(replace(layer, simplify=0.0) for layer in LAYERS.layers))
 """Without simplification, which the peers do not do."""
@@ -297,7 +297,8 @@ def main() -> None:
     report.row("tiles with a violation", wrong, "tiles")
     report.row("features left out", left, "features")
     report.note(
-        f"Targets: {PEER:.0f}× mapbox-vector-tile at ~1,000 features, {POSTGIS}× ST_AsMVT. Best of several runs, CPU seconds of one core (ST_AsMVT: the server's)."
+        f"Targets: {PEER:.0f}× mapbox-vector-tile at ~1,000 features, {POSTGIS}× ST_AsMVT. "
+        "Best of several runs, CPU seconds of one core (ST_AsMVT: the server's)."
     )
     report.finish(arguments.json)
     if wrong or left:
