@@ -63,6 +63,12 @@ class City:
         bounds = shapely.total_bounds(self.tree.geometries)
         return [Tile(each.z, each.x, each.y) for each in mercantile.tiles(*bounds, zoom)]
 
+    def near(self, zoom: int, wanted: int, count: int) -> list[Tile]:
+        """Those tiles of a zoom whose number of features is nearest to the wanted one."""
+        tiles = self.tiles(zoom)
+        features = np.bincount(self.load(tiles, PLAIN).pair_tile, minlength=len(tiles))
+        return [tiles[number] for number in np.argsort(np.abs(features - wanted), kind="stable")[:count]]
+
     def load(self, tiles: Sequence[Tile], layers: LayerSet) -> TileFeatures:
         """The columns of a batch."""
         boxes: list[Any] = []
@@ -130,13 +136,13 @@ class Postgis:
         self.connection = psycopg.connect(dsn, autocommit=True)
         run = self.connection.execute
         run("CREATE EXTENSION IF NOT EXISTS postgis")
-        self.version = str(run("SELECT postgis_lib_version()").fetchone()[0])  # pyright: ignore[reportOptionalSubscript]
+        self.version = ".".join(map(str, run("SELECT postgis_lib_version()").fetchone() or ()))
         for layer in LAYERS.names:
             run(_sql(f"DROP TABLE IF EXISTS pg_temp.{layer}"))
             run(
                 _sql(
-                    f"CREATE TEMP TABLE {layer} (id bigint PRIMARY KEY, kind text, levels int, height float8, year int, "
-                    'listed bool, name text, "class" text, lanes int, oneway bool, rating float8, '
+                    f"CREATE TEMP TABLE {layer} (id bigint PRIMARY KEY, kind text, levels int, height float8, "
+                    'year int, listed bool, name text, "class" text, lanes int, oneway bool, rating float8, '
                     "geom geometry(Geometry, 3857))"
                 )
             )
@@ -223,8 +229,7 @@ def main() -> None:
     checked: list[EncodedTile] = []
 
     # Tiles of about 1,000 features, against mapbox-vector-tile.
-    middle = sorted(town.tiles(15), key=lambda tile: abs(len(town.load([tile], PLAIN).pair_row) - 1_000))
-    middle = middle[: 4 if quick else 10]
+    middle = town.near(15, 1_000, 4 if quick else 10)
     load = town.load(middle, PLAIN)
     per_tile = len(load.pair_row) / len(middle)
     ours = measure(lambda: encode_tiles(load, PLAIN), budget) / len(middle)
@@ -246,10 +251,9 @@ def main() -> None:
     checked += encode_tiles(load, PLAIN) + encode_tiles(load, LAYERS)
 
     # Small tiles: the fixed cost of a tile.
-    candidates = [town.load([tile], PLAIN) for tile in town.tiles(18)[:: 10 if quick else 3]]
-    small_alone = [each for each in candidates if 15 <= len(each.pair_row) <= 25][: 60 if quick else 400]
-    small_together = town.load([each.tiles[0] for each in small_alone], PLAIN)
-    small = small_together.tiles
+    small = town.near(18, 20, 60 if quick else 400)
+    small_alone = [town.load([tile], PLAIN) for tile in small]
+    small_together = town.load(small, PLAIN)
     per_small = len(small_together.pair_row) / len(small)
     took = measure(lambda: [encode_tiles(each, PLAIN) for each in small_alone], budget) / len(small)
     report.row(
