@@ -27,10 +27,10 @@ from geo_assets.stack import Stack
 from resources.feature_store.protocol import StoreCounts
 
 OBSERVE_EVERY_MS = 60_000
-"""How often the sensor observes features that move: each observation counts the layers and is an event for good."""
+"""How often the sensor looks: counting the layers takes a while, and each observation is an event for good."""
 
 _LAST_OBSERVED = "catalog.features"
-"""Ledger value: time and watermark of the last observation."""
+"""Ledger value: when the sensor last looked, and the watermark that it saw."""
 
 
 def observation_metadata(counts: StoreCounts) -> dict[str, Any]:
@@ -81,13 +81,13 @@ def observe_if_moved(stack: Stack, instance: DagsterInstance, now_ms: int) -> bo
     if now_ms - last.get("at_ms", 0) < OBSERVE_EVERY_MS:
         return False
     counts = stack.features.counts()
-    if counts.watermark_ms == last.get("watermark_ms", 0):
-        return False
-    observation = AssetObservation(
-        FEATURES,
-        metadata=observation_metadata(counts),
-        tags={"dagster/data_version": str(counts.watermark_ms)},
-    )
-    catalog.report_materializations(instance, [observation])
+    moved = counts.watermark_ms != last.get("watermark_ms", 0)
+    if moved:
+        observation = AssetObservation(
+            FEATURES,
+            metadata=observation_metadata(counts),
+            tags={"dagster/data_version": str(counts.watermark_ms)},
+        )
+        catalog.report_materializations(instance, [observation])
     stack.ledger.set_value(_LAST_OBSERVED, json.dumps({"at_ms": now_ms, "watermark_ms": counts.watermark_ms}))
-    return True
+    return moved
