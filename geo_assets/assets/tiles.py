@@ -31,6 +31,7 @@ from geo_assets import catalog
 from geo_assets.assets.stack_resource import StackResource
 from geo_assets.catalog import FEATURES, TILES, InRun
 from geo_assets.services.build import TileBuilder, TileResult
+from geo_assets.services.pool import WorkersUnavailable
 from geo_assets.settings import Settings
 from geo_assets.stack import Stack
 from geo_assets.tiles.tile import Tile
@@ -48,7 +49,7 @@ REPORT_S = 5.0
 SHOWN = 20
 """Rows of a table in a run's metadata: a person reads no more, and each event is kept for good."""
 
-OUTAGES = (LedgerUnavailable, FeatureStoreUnavailable, LogUnavailable, TileStoreUnavailable)
+OUTAGES = (LedgerUnavailable, FeatureStoreUnavailable, LogUnavailable, TileStoreUnavailable, WorkersUnavailable)
 """Faults that are no tile's: the batch is given back whole, and the next tick asks for it again."""
 
 

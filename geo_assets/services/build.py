@@ -256,12 +256,12 @@ class TileBuilder:
             yield _result(key, outcome, commit.revision + 1, built, catalog)
 
     def _fail(self, failures: dict[str, str], states: dict[str, TileState]) -> Iterator[TileResult]:
+        limit = self.stack.settings.max_attempts
+        # Written before the ledger gives a tile up: a crash in between writes the letter twice, under the same id.
+        last = [key for key in failures if states[key].attempts + 1 >= limit and states[key].dirty]
+        write_dead_letters(self.stack, [tile_dead_letter(key, failures[key], limit) for key in sorted(last)])
         charges = [Failure(key, states[key].wanted, error) for key, error in failures.items()]
-        given_up = self.stack.ledger.fail(charges, max_attempts=self.stack.settings.max_attempts)
-        letters: list[DeadLetter] = [
-            tile_dead_letter(key, failures[key], self.stack.settings.max_attempts) for key in sorted(given_up)
-        ]
-        write_dead_letters(self.stack, letters)
+        given_up = self.stack.ledger.fail(charges, max_attempts=limit)
         for key, error in failures.items():
             log.warning("tile failed", tile=key, error=error, given_up=key in given_up)
             state = states[key]

@@ -29,7 +29,7 @@ from geo_assets.services.dead_letters import now_ms, write_dead_letters
 from geo_assets.services.dirty import DirtyPlan
 from geo_assets.services.housekeeping import Housekeeper
 from geo_assets.services.ingest_worker import BodyResult, BodyTask, Circumstances, FeatureResult, FeatureTask
-from geo_assets.services.pool import TaskFailed, WorkerPool
+from geo_assets.services.pool import TaskFailed, WorkerPool, WorkersUnavailable
 from geo_assets.services.status import INGEST_GROUP
 from geo_assets.services.valid_edits import edit_of
 from resources.event_log.protocol import LogUnavailable, Record
@@ -106,7 +106,7 @@ class Ingest:
             try:
                 self.run_once(timeout_s=0.5)
                 wait_s = 0.5
-            except (LogUnavailable, FeatureStoreUnavailable, Transient) as fault:
+            except (LogUnavailable, FeatureStoreUnavailable, WorkersUnavailable, Transient) as fault:
                 log.warning("ingest waits", error=str(fault), seconds=round(wait_s, 1))
                 self._consumer.seek_to_committed()
                 stop.wait(wait_s)

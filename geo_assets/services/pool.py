@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from typing import Any, Generic, Literal, TypeVar
@@ -24,6 +25,10 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+class WorkersUnavailable(Exception):
+    """Worker processes cannot be started (no memory, no disk, a configuration they cannot read): no task's fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +105,9 @@ class WorkerPool:
 
         At most two chunks a worker are under way: a long iterator of chunks is read as it is worked off.
         A process that dies takes its own task along and no other's: the pool says whose it was.
+
+        Raises:
+            WorkersUnavailable: Processes cannot be started; tasks that were not yielded have no result.
         """
         source = iter(chunks)
         running: dict[Any, Sequence[T]] = {}
@@ -118,6 +126,9 @@ class WorkerPool:
                 chunk = running.pop(future)
                 try:
                     results = future.result()
+                except BrokenProcessPool as fault:
+                    self.close()
+                    raise WorkersUnavailable(f"worker processes cannot be started: {fault}") from fault
                 except FutureTimeout:
                     failed = TaskFailed("timeout", f"took longer than {self.timeout_s:g} s")
                 except ProcessExpired as expired:
@@ -146,11 +157,15 @@ class WorkerPool:
                 initializer=_start_worker,
                 initargs=(self._initializer, self._arguments),
             )
-        return self._pool.schedule(function, args=(chunk,), timeout=self.timeout_s)
+        try:
+            return self._pool.schedule(function, args=(chunk,), timeout=self.timeout_s)
+        except RuntimeError as fault:
+            self.close()
+            raise WorkersUnavailable(f"worker processes cannot be started: {fault}") from fault
 
     def close(self) -> None:
         """End the processes; what they were doing is lost."""
         if self._pool is not None:
-            self._pool.stop()
-            self._pool.join()
-            self._pool = None
+            pool, self._pool = self._pool, None
+            pool.stop()
+            pool.join()

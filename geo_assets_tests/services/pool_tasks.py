@@ -25,3 +25,8 @@ def misbehave(tasks: Sequence[str]) -> list[str]:
 def pids(tasks: Sequence[int]) -> list[int]:
     """The worker's pid, once for each task."""
     return [os.getpid() for _ in tasks]
+
+
+def boom() -> None:
+    """An initializer that cannot do its work."""
+    raise OSError("no room to start")

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from geo_assets.services.pool import Done, TaskFailed, WorkerPool
-from geo_assets_tests.services.pool_tasks import misbehave, pids
+from geo_assets.services.pool import Done, TaskFailed, WorkerPool, WorkersUnavailable
+from geo_assets_tests.services.pool_tasks import boom, misbehave, pids
 
 
 @pytest.fixture
@@ -67,6 +67,14 @@ def test_chunks_are_read_as_they_are_worked_off(pool: WorkerPool) -> None:
 
     assert read <= 10
     assert len(list(done)) == 99
+
+
+def test_workers_that_cannot_start_are_no_tasks_fault() -> None:
+    pool = WorkerPool(workers=1, timeout_s=5.0, initializer=boom)
+    for _ in range(2):
+        with pytest.raises(WorkersUnavailable):
+            list(pool.map(misbehave, [["a", "b"], ["c"]]))
+    pool.close()
 
 
 def test_workers_end_when_their_parent_is_killed(tmp_path: object) -> None:
