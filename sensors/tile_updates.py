@@ -386,7 +386,7 @@ def _charge(stack: Stack, key: str) -> bool:
     log.warning("tile charged with its lost run", tile=key, attempt=state.attempts + 1, limit=limit)
     if state.attempts + 1 >= limit:
         # Written before the ledger gives it up: a crash in between writes it twice, under the same id.
-        write_dead_letters(stack, [tile_dead_letter(key, LOST, limit)])
+        write_dead_letters(stack, [tile_dead_letter(key, LOST, limit, state.wanted)])
     return key in stack.ledger.fail([Failure(key, state.wanted, LOST)], max_attempts=limit)
 
 
@@ -482,7 +482,7 @@ def _real(stack: Stack, states: Sequence[TileState]) -> list[TileState]:
             Tile.from_key(state.key)
             real.append(state)
         except TileError as fault:
-            write_dead_letters(stack, [tile_dead_letter(state.key, str(fault), 1)])
+            write_dead_letters(stack, [tile_dead_letter(state.key, str(fault), 1, state.wanted)])
             stack.ledger.fail([Failure(state.key, state.wanted, str(fault))], max_attempts=1)
     return real
 

@@ -200,6 +200,8 @@ def dagster_environment(current: Settings, folder: Path) -> dict[str, str]:
         "GEO_ASSETS_DAGSTER_STORAGE": str(folder / "storage"),
         "GEO_ASSETS_HOME": str(current.home),
         "DAGSTER_DISABLE_TELEMETRY": "1",
+        # Without it Dagster stores each of a run's planned events in a transaction of its own.
+        "DAGSTER_EVENT_BATCH_SIZE": "1000",
     }
 
 

@@ -259,7 +259,9 @@ class TileBuilder:
         limit = self.stack.settings.max_attempts
         # Written before the ledger gives a tile up: a crash in between writes the letter twice, under the same id.
         last = [key for key in failures if states[key].attempts + 1 >= limit and states[key].dirty]
-        write_dead_letters(self.stack, [tile_dead_letter(key, failures[key], limit) for key in sorted(last)])
+        write_dead_letters(
+            self.stack, [tile_dead_letter(k, failures[k], limit, states[k].wanted) for k in sorted(last)]
+        )
         charges = [Failure(key, states[key].wanted, error) for key, error in failures.items()]
         given_up = self.stack.ledger.fail(charges, max_attempts=limit)
         for key, error in failures.items():
@@ -271,8 +273,15 @@ class TileBuilder:
             )  # fmt: skip
 
 
-def tile_dead_letter(key: str, error: str, attempts: int) -> DeadLetter:
-    """The dead letter of a tile whose builds failed too often: it costs nothing more until it is wanted anew."""
+def tile_dead_letter(key: str, error: str, attempts: int, wanted: int) -> DeadLetter:
+    """The dead letter of a tile whose builds failed too often: it costs nothing more until it is wanted anew.
+
+    Args:
+        key: The tile.
+        error: Why its last build failed.
+        attempts: How many failed.
+        wanted: The mark they were for: one letter a mark, however often it is written.
+    """
     return DeadLetter.make(
         reason="build_failed",
         stage="build",
@@ -280,7 +289,7 @@ def tile_dead_letter(key: str, error: str, attempts: int) -> DeadLetter:
         source="",
         at_ms=now_ms(),
         attempts=attempts,
-        payload=json.dumps({"tile": key}).encode(),
+        payload=json.dumps({"tile": key, "mark": wanted}).encode(),
         headers={"tile": key},
     )
 

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-HEADER_CALLBACK = "callback"
 QUEUE = 1_000
 
 
@@ -48,7 +47,7 @@ class Told:
     @classmethod
     def of(cls, record: Record, counts: Mapping[str, int], letters: Sequence[DeadLetter]) -> Told | None:
         """What to tell of a record; None when its sender did not ask."""
-        url = record.headers.get(HEADER_CALLBACK)
+        url = record.headers.get(topics.HEADER_CALLBACK)
         if not url:
             return None
         event_id = record.headers.get(topics.HEADER_EVENT_ID, "")

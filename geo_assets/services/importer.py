@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -17,16 +18,19 @@ from geo_assets.services.dead_letters import now_ms, write_dead_letters
 from geo_assets.services.dirty import DirtyPlan
 from geo_assets.services.ingest_worker import Circumstances, FeatureResult, FeatureTask
 from geo_assets.services.pool import TaskFailed, WorkerPool
+from geo_assets.services.reading.reading import Reading, ReadingError
 from geo_assets.services.valid_edits import edit_of
 from resources.feature_store.protocol import Edit
 from resources.ledger.protocol import Manifest
 
 if TYPE_CHECKING:
     from geo_assets.events.sources import Source
-    from geo_assets.services.reading.reading import Reading
     from geo_assets.stack import Stack
 
 log = structlog.get_logger()
+
+_REGISTERED = re.compile(r"[A-Za-z][A-Za-z0-9_]*:[A-Za-z0-9_.]+")
+"""A CRS by its authority's code; a file may also describe one in full, which nothing vouches for."""
 
 CHUNK = 250
 EDITS_A_TRANSACTION = 2_500
@@ -69,8 +73,13 @@ def import_reading(
         stop: Ends the import after the transaction under way; what was stored so far is marked all the same.
 
     Raises:
-        ReadingError: The file turns out to be damaged; what was stored before is marked.
+        ReadingError: The file's CRS has no registered code, or the file turns out to be damaged; what was stored before
+            is marked.
     """
+    if crs is None and reading.crs is not None and not _REGISTERED.fullmatch(reading.crs):
+        raise ReadingError(
+            f"{reading.path}: its CRS has no registered code; say which it is with --crs, such as EPSG:3067"
+        )
     manifest_id = f"import-{uuid.uuid4().hex[:12]}"
     settings = stack.settings
     done = Imported()

@@ -253,8 +253,8 @@ def race(world: World, schedule: str) -> None:
     """Two builders and two edits in the order of the schedule; then whatever is left, then the sensor."""
     number = world.races = getattr(world, "races", 0) + 1
     begin = world.stack.log.extents(topics.TILE_UPDATED)
-    # Each schedule has a building of its own, half a kilometre from the last one: one world serves many schedules.
-    at = (HERE[0], HERE[1] + 0.01 * number)
+    # Each schedule has a building of its own, a kilometre from the last one: one world serves many schedules.
+    at = (HERE[0] + 0.02 * (number % 100), HERE[1] + 0.02 * (number // 100))
     version = 1
     world.edit(feature(number, version, at=at))
     world.mark_hints()
