@@ -229,7 +229,7 @@ def main() -> None:
     checked: list[EncodedTile] = []
 
     # Tiles of about 1,000 features, against mapbox-vector-tile.
-    middle = town.near(15, 1_000, 4 if quick else 10)
+    middle = town.near(15, 1_000, 4)
     load = town.load(middle, PLAIN)
     per_tile = len(load.pair_row) / len(middle)
     ours = measure(lambda: encode_tiles(load, PLAIN), budget) / len(middle)

@@ -84,6 +84,6 @@ def _browser_safe(value: Any) -> Any:
         return [_browser_safe(v) for v in value]
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 2**53:
         return str(value)
-    if hasattr(value, "tolist"):
+    if not isinstance(value, int) and hasattr(value, "tolist"):
         return _browser_safe(value.tolist())
     return value

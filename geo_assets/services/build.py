@@ -169,7 +169,7 @@ class TileBuilder:
         for task, result in self._encode(tasks):
             yield from self._finish(task, result, states, lost)
 
-    def _encode(self, tasks: list[BuildTask]) -> Iterator[tuple[list[BuildTask], list[Built | TaskFailed]]]:
+    def _encode(self, tasks: list[BuildTask]) -> Iterator[tuple[Sequence[BuildTask], Sequence[Built | TaskFailed]]]:
         """Chunks of tasks with their results, as they come."""
         if self._inline:
             for chunk in chunks_of(tasks):
@@ -191,7 +191,11 @@ class TileBuilder:
             yield together, results
 
     def _finish(
-        self, tasks: list[BuildTask], results: list[Built | TaskFailed], states: dict[str, TileState], lost: list[str]
+        self,
+        tasks: Sequence[BuildTask],
+        results: Sequence[Built | TaskFailed],
+        states: dict[str, TileState],
+        lost: list[str],
     ) -> Iterator[TileResult]:
         """Commit, settle or fail a chunk: one ledger transaction each, every tile conditional by itself."""
         ledger, settings = self.stack.ledger, self.stack.settings

@@ -11,12 +11,19 @@ from importlib import resources as packaged
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import shapely
+
 from geo_assets.services.importer import Imported, import_reading
 from geo_assets.stack import Stack
 
 if TYPE_CHECKING:
     from geo_assets.settings import Settings
     from resources.feature_store.protocol import Feature
+
+MOVED = "Moved by an edit"
+
+BUILDING = "sample-building"
+"""Ledger value: feature id of the building that the ready-made edit moves."""
 
 IMPORTED = "sample-imported"
 """Ledger value: id of the manifest of the sample's import."""
@@ -40,6 +47,7 @@ def ensure(settings: Settings, say: Callable[[str], None], stop: threading.Event
 
     with Stack(settings) as stack:
         if stack.ledger.get_value(IMPORTED) is not None:
+            _write_edit(stack, settings)
             return
         say("importing central Helsinki (© OpenStreetMap contributors, ODbL)")
         reading = open_file(folder() / "helsinki.osm.pbf", load_mapping(folder() / "mapping.yaml"))
@@ -96,26 +104,41 @@ def _short(path: Path) -> str:
 
 
 def _write_edit(stack: Stack, settings: Settings) -> None:
-    """An edit that moves a building near the middle some fifty metres to the east, as a file to post."""
-    import shapely
-
-    lon, lat = CENTRE
-    box = (lon - 0.004, lat - 0.002, lon + 0.004, lat + 0.002)
-    found: list[Feature] = [
-        f for f in stack.features.scan(layer="buildings", bbox=box) if f.geometry and f.vertex_count <= 60
-    ]
-    if not found:
+    """An edit that moves a building near the middle some fifty metres to the east, or back, as a file to post."""
+    building = _building(stack)
+    if building is None or building.geometry is None:
         return
-    chosen = max(found, key=lambda f: (shapely.from_wkb(f.geometry).area, f.feature_id))
-    moved = shapely.transform(shapely.from_wkb(chosen.geometry), lambda xy: xy + EAST)
-    properties: dict[str, Any] = {**json.loads(chosen.properties), "name": "Moved by an edit"}
+    properties: dict[str, Any] = json.loads(building.properties)
+    moved = properties.get("name") == MOVED
+    shift = (-EAST[0], EAST[1]) if moved else EAST
+    geometry = shapely.transform(shapely.from_wkb(building.geometry), lambda xy: xy + shift)
     feature = {
         "type": "Feature",
-        "id": json.loads(chosen.feature_id),
-        "version": chosen.version + 1,
+        "id": json.loads(building.feature_id),
+        "version": building.version + 1,
         "action": "update",
-        "layer": "buildings",
-        "geometry": json.loads(shapely.to_geojson(moved)),
-        "properties": properties,
+        "layer": building.layer,
+        "geometry": json.loads(shapely.to_geojson(geometry) or "null"),
+        "properties": {**properties, "name": "Moved back by an edit" if moved else MOVED},
     }
     edit_file(settings).write_text(json.dumps(feature, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+
+
+def _building(stack: Stack) -> Feature | None:
+    """The building of the ready-made edit: the largest simple one near the middle, the same at every start."""
+    source = next(iter(stack.sources))
+    known = stack.ledger.get_value(BUILDING)
+    if known is not None:
+        return stack.features.get(source, known)
+    lon, lat = CENTRE
+    box = (lon - 0.004, lat - 0.002, lon + 0.004, lat + 0.002)
+    best: tuple[float, Feature] | None = None
+    for feature in stack.features.scan(source=source, layer="buildings", bbox=box):
+        if feature.geometry is not None and feature.vertex_count <= 60:
+            area = float(shapely.area(shapely.from_wkb(feature.geometry)))
+            if best is None or (area, feature.feature_id) > (best[0], best[1].feature_id):
+                best = area, feature
+    if best is None:
+        return None
+    stack.ledger.set_value(BUILDING, best[1].feature_id)
+    return best[1]

@@ -78,7 +78,7 @@ class Supervisor:
             earlier = {}
         if earlier:
             pid, created = earlier.get("pid"), earlier.get("created")
-            if _alive(pid, created):
+            if isinstance(pid, int) and _alive(pid, created):
                 raise AlreadyRunning(pid, self._file.parent)
             left = len(_end(_marked(earlier.get("marker", "")), self._stop_s))
         me = psutil.Process()
@@ -151,9 +151,9 @@ class AlreadyRunning(Exception):
         )
 
 
-def _alive(pid: int | None, created: float | None) -> bool:
+def _alive(pid: int, created: float | None) -> bool:
     try:
-        return pid is not None and abs(psutil.Process(pid).create_time() - (created or 0)) < 2
+        return abs(psutil.Process(pid).create_time() - (created or 0)) < 2
     except psutil.Error:
         return False
 
