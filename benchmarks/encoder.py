@@ -229,11 +229,13 @@ def main() -> None:
     checked: list[EncodedTile] = []
 
     # Tiles of about 1,000 features, against mapbox-vector-tile.
-    middle = town.near(15, 1_000, 4)
-    load = town.load(middle, PLAIN)
+    # (A tile inside a large city has 1,600; those of a quarter of it, a part of which is beside it, have a thousand.)
+    quarter = City.build(25_000)
+    middle = quarter.near(15, 1_000, 4)
+    load = quarter.load(middle, PLAIN)
     per_tile = len(load.pair_row) / len(middle)
     ours = measure(lambda: encode_tiles(load, PLAIN), budget) / len(middle)
-    alone = [town.load([tile], PLAIN) for tile in middle]
+    alone = [quarter.load([tile], PLAIN) for tile in middle]
     ours_alone = measure(lambda: [encode_tiles(each, PLAIN) for each in alone], budget) / len(middle)
     peer = measure(lambda: mapbox(load, PLAIN), budget, warm=False) / len(middle)
     report.row(f"mapbox-vector-tile, {per_tile:,.0f} features a tile", 1 / peer, "tiles/s")
