@@ -28,8 +28,8 @@ lint: install ## Style, types, import rules.
 	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright --level error
 	@$(BIN)/lint-imports
 
-bench: install ## Run every benchmark; tables on the terminal, JSON in bench-results/.
-	@$(BIN)/python -m benchmarks --json bench-results
+bench: install ## Run every benchmark; tables on the terminal, JSON in bench-results.json.
+	@$(BIN)/python -m benchmarks --json bench-results.json
 
 soak: install ## The long fault and endurance tests (an hour or so).
 	@$(BIN)/python -m pytest -q -m soak --timeout 7200 geo_assets_tests
