@@ -143,6 +143,55 @@ def test_an_edit_that_moves_a_building_changes_exactly_its_tiles(up: Platform) -
     assert runs(up) > count
 
 
+@pytest.mark.browser
+def test_the_map_shows_an_edit_without_a_reload(up: Platform, browser: Any, tmp_path: Path) -> None:
+    quiet(up)
+    edit = building(up)
+    with Stack(settings_for(up.home)) as stack:
+        stored = stack.features.get("demo", json.dumps(edit["id"]))
+        assert stored is not None
+        west, south, east, north = stored.bbox or (0, 0, 0, 0)
+    page = browser.new_page(viewport={"width": 1200, "height": 800})
+    faults: list[str] = []
+    fetched: list[str] = []
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on(
+        "request",
+        lambda r: fetched.append(r.url.partition("/tiles/")[2].partition(".")[0]) if "/tiles/" in r.url else None,
+    )
+    page.goto(f"{up.tiles}/#17/{(south + north) / 2:.5f}/{(west + east) / 2:.5f}")
+    until(lambda: page.evaluate("() => Boolean(window.geoAssets?.map.areTilesLoaded())"), 60, "the map is drawn")
+    until(
+        lambda: page.evaluate("() => document.getElementById('badge').dataset.live === 'open'"), 30, "the page listens"
+    )
+    page.evaluate("() => { window.stayed = true }")
+    before = page.screenshot(path=str(tmp_path / "before.png"))
+    fetched.clear()
+    listener = Listener(f"{up.tiles}/events")
+
+    # The building grows by a storey and moves a little further: whatever the earlier tests did to it, this is new.
+    shift = (0.0004, 0.0)
+    again = {**edit, "version": stored.version + 1, "properties": {**edit["properties"], "levels": 99}}
+    again["geometry"] = json.loads(
+        shapely.to_geojson(shapely.transform(shapely.from_wkb(stored.geometry), lambda xy: xy + shift))
+    )
+    up.post(again)
+    until(lambda: any(path.startswith("17/") for path in listener.tiles()), 90, "the change was announced")
+    quiet(up)
+    listener.close()
+    until(
+        lambda: fetched and page.evaluate("() => window.geoAssets.map.areTilesLoaded()"), 20, "tiles were fetched again"
+    )
+    page.wait_for_timeout(1500)
+    after = page.screenshot(path=str(tmp_path / "after.png"))
+
+    assert page.evaluate("() => window.stayed === true")
+    assert set(fetched) <= set(listener.tiles())
+    assert before != after
+    assert faults == []
+    page.close()
+
+
 def changed(before: dict[str, str | None], after: dict[str, str | None]) -> set[str]:
     return {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
 

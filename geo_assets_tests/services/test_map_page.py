@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,28 +23,9 @@ from geo_assets_tests.services.tile_world import TileWorld
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-FLAGS = ["--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--disable-quic", "--no-first-run"]
-FLAGS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
 LAYERS = LayerSet((Layer("landuse"), Layer("buildings"), Layer("manholes")), max_zoom=16, attribution="© the mappers")
 MIDDLE = Tile(15, 18654, 9484)
 AROUND = [Tile(15, MIDDLE.x + dx, MIDDLE.y + dy) for dy in (-1, 0, 1) for dx in (-1, 0, 1)]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api")
-    missing = None if CHROMIUM else "no Chromium (apt-get install chromium)"
-    if not StaticFiles().has_vendor:
-        missing = "the map library is not installed (npm ci --prefix geo_assets/services/web)"
-    if missing:
-        if os.environ.get("REQUIRE_SERVICES") == "1":
-            pytest.fail(missing)
-        pytest.skip(missing)
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
