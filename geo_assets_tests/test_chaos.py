@@ -183,9 +183,9 @@ def catalogued(home: Path, keys: list[str]) -> dict[str, int]:
     os.environ["GEO_ASSETS_DAGSTER_STORAGE"] = str(folder / "storage")
     found: dict[str, int] = {}
     with DagsterInstance.from_config(str(folder)) as instance:
-        for start in range(0, len(keys), 100):
-            wanted = AssetRecordsFilter(asset_key=AssetKey("tiles"), asset_partitions=keys[start : start + 100])
-            for record in instance.fetch_materializations(wanted, limit=100_000).records:
+        for start in range(0, len(keys), 20):
+            wanted = AssetRecordsFilter(asset_key=AssetKey("tiles"), asset_partitions=keys[start : start + 20])
+            for record in instance.fetch_materializations(wanted, limit=10_000).records:
                 made = record.asset_materialization
                 assert made is not None
                 assert made.partition is not None

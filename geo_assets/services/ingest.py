@@ -32,8 +32,10 @@ from geo_assets.services.ingest_worker import BodyResult, BodyTask, Circumstance
 from geo_assets.services.pool import TaskFailed, WorkerPool, WorkersUnavailable
 from geo_assets.services.status import INGEST_GROUP
 from geo_assets.services.valid_edits import edit_of
-from resources.event_log.protocol import LogUnavailable, Record
+from resources.event_log.protocol import LogUnavailable, OffsetOutOfRange, Record
 from resources.feature_store.protocol import Applied, Edit, FeatureStoreUnavailable
+from resources.ledger.protocol import LedgerUnavailable
+from resources.tile_store.protocol import TileStoreUnavailable
 
 if TYPE_CHECKING:
     from geo_assets.settings import Settings
@@ -56,8 +58,22 @@ BATCH_SECONDS = Histogram("geo_assets_ingest_batch_seconds", "From read to commi
 LAG = Gauge("geo_assets_ingest_lag_records", "Raw records not worked off yet.", registry=REGISTRY)
 
 
+LOST = Counter("geo_assets_ingest_lost_records_total", "Raw records that retention took unread.", registry=REGISTRY)
+
+
 class Transient(Exception):
     """Not this record's fault, and likely over soon: the batch is done again from the committed offset."""
+
+
+OUTAGES = (
+    LogUnavailable,
+    FeatureStoreUnavailable,
+    LedgerUnavailable,
+    TileStoreUnavailable,
+    WorkersUnavailable,
+    Transient,
+)
+"""Faults that are no record's: the batch is done again when they are over."""
 
 
 @dataclass(slots=True)
@@ -106,11 +122,24 @@ class Ingest:
             try:
                 self.run_once(timeout_s=0.5)
                 wait_s = 0.5
-            except (LogUnavailable, FeatureStoreUnavailable, WorkersUnavailable, Transient) as fault:
+            except OffsetOutOfRange as gone:
+                self._skip_lost(gone)
+            except OUTAGES as fault:
                 log.warning("ingest waits", error=str(fault), seconds=round(wait_s, 1))
                 self._consumer.seek_to_committed()
                 stop.wait(wait_s)
                 wait_s = min(30.0, wait_s * 2)
+
+    def _skip_lost(self, gone: OffsetOutOfRange) -> None:
+        """Retention took records before they were read: say so loudly, count them, and go on with what is left."""
+        lost = gone.begin - gone.offset
+        log.error(
+            "raw records were deleted before they were read", partition=gone.partition, records=lost,
+            position=gone.offset, oldest=gone.begin,
+        )  # fmt: skip
+        LOST.inc(max(0, lost))
+        self.stack.log.commit(INGEST_GROUP, gone.topic, {gone.partition: gone.begin})
+        self._consumer.seek_to_committed()
 
     def _sweep(self) -> None:
         """What a predecessor stored and did not send."""

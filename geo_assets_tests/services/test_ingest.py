@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -269,6 +270,35 @@ def test_a_large_collection_goes_through_feature_by_feature(world: World) -> Non
     sha = hashlib.sha256(body).hexdigest()
     world.stack.tiles.put(f"inbox/{sha}", body)
     assert world.edit(b"", event_id="large", pointer=f"inbox/{sha}", sha256=sha).counts == {"applied": 600}
+
+
+def test_rule_1_records_that_retention_took_unread_are_counted_and_the_rest_is_read(world: World) -> None:
+    import threading
+
+    from geo_assets.services import ingest as module
+
+    ingest = Ingest(world.stack)
+    for number in range(8):
+        world.send(feature(number, 1), event_id=f"read{number}")
+    while ingest.run_once(timeout_s=2.0):
+        pass
+    for number in range(8):
+        world.send(feature(10 + number, 1), event_id=f"lost{number}")
+    world.stack.log.enforce_retention(now_ms=2**50)
+    world.send(feature(100, 1), event_id="new")
+    before = module.LOST._value.get()
+    stop = threading.Event()
+    worker = threading.Thread(target=ingest.run, args=(stop,))
+    worker.start()
+    deadline = time.monotonic() + 30
+    while len(list(world.stack.features.scan())) < 9 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    stop.set()
+    worker.join()
+    ingest.close()
+
+    assert sorted(int(f.feature_id) for f in world.stack.features.scan()) == [*range(8), 100]
+    assert module.LOST._value.get() == before + 8
 
 
 def test_a_null_value_is_a_dead_letter(world: World) -> None:
