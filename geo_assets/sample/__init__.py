@@ -1,0 +1,1 @@
+"""The sample: central Helsinki from OpenStreetMap, with its layers and the mapping that makes features of it."""
