@@ -13,7 +13,7 @@ import numpy as np
 from geo_assets.tiles.encode.ragged import Bools, Ints, offsets, spread, sums, where
 from geo_assets.tiles.encode.shapes import LINE, POINT, POLYGON, Shapes
 from geo_assets.tiles.encode.tags import Tags
-from geo_assets.tiles.encode.varint import Unsigned, ragged_varints, sizes
+from geo_assets.tiles.encode.varint import Unsigned, ragged_varints, sizes, varint, zigzag_deltas
 
 _MOVE_TO, _LINE_TO, _CLOSE_PATH = 1, 2, 15
 """Command integers of section 4.3.1; the first two still want their count, `id | count << 3`."""
@@ -38,12 +38,7 @@ def geometry(shapes: Shapes) -> tuple[Unsigned, Ints]:
         ring_kind = ring_kind.repeat(shapes.rings[1:] - shapes.rings[:-1])
     starts = shapes.points[:-1]
     lengths = shapes.lengths()
-    xy = shapes.xy.astype(np.int64)
-    delta = xy.copy()
-    delta[1:] -= xy[:-1]
-    first = shapes.item_points()[:-1]
-    delta[first] = xy[first]
-    zigzag = ((delta << 1) ^ (delta >> 63)).view(np.uint64)
+    zigzag = zigzag_deltas(shapes.xy, shapes.item_points()[:-1])
     # A ring is MoveTo(1) x y LineTo(n - 1) …, a polygon's then ClosePath; an item's points are MoveTo(n) ….
     point = ring_kind == POINT
     extra = np.where(point, 1, np.where(ring_kind == LINE, 2, 3))
@@ -56,7 +51,7 @@ def geometry(shapes: Shapes) -> tuple[Unsigned, Ints]:
     closed = where(ring_kind == POLYGON)
     result[ring_bounds[1:][closed] - 1] = _CLOSE_PATH
     # Where x of each coordinate goes: after the ring's commands so far.
-    place = (begin + 1 - 2 * starts).repeat(lengths) + 2 * np.arange(len(xy))
+    place = (begin + 1 - 2 * starts).repeat(lengths) + 2 * np.arange(len(zigzag))
     if len(longer):
         after = (~point).repeat(lengths)
         after[starts] = False
@@ -141,19 +136,19 @@ def frame(
     key_ends = offsets(key_lengths)[key_bounds]
     value_ends = offsets(value_lengths)[value_bounds]
     whole, keys_view, values_view = data.data, keys.data, value_data.data
-    tail = b"\x28" + _varint(extent)
+    tail = b"\x28" + varint(extent)
     result = [b""] * groups
     numbers: list[int] = where(per_group[1:] > per_group[:-1]).tolist()
     for number in numbers:
         name = names[number]
         parts: tuple[bytes | memoryview, ...] = (
-            b"\x78\x02\x0a" + _varint(len(name)) + name,
+            b"\x78\x02\x0a" + varint(len(name)) + name,
             whole[data_bounds[number] : data_bounds[number + 1]],
             keys_view[key_ends[number] : key_ends[number + 1]],
             values_view[value_ends[number] : value_ends[number + 1]],
             tail,
         )
-        result[number] = b"".join((b"\x1a", _varint(sum(map(len, parts))), *parts))
+        result[number] = b"".join((b"\x1a", varint(sum(map(len, parts))), *parts))
     return result
 
 
@@ -171,12 +166,3 @@ def _table(group: Ints, code: Ints, groups: int, codes: int) -> tuple[Unsigned, 
     bounds = np.searchsorted(table, np.arange(groups + 1) * codes)
     local = number - bounds[group]
     return local.astype(np.uint64), table % max(1, codes), bounds
-
-
-def _varint(value: int) -> bytes:
-    result = bytearray()
-    while value > 0x7F:
-        result.append(value & 0x7F | 0x80)
-        value >>= 7
-    result.append(value)
-    return bytes(result)

@@ -19,7 +19,7 @@ import struct
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain, count, repeat
 from math import copysign, isfinite
 from typing import Any
@@ -28,7 +28,7 @@ import msgspec
 import numpy as np
 
 from geo_assets.tiles.encode.ragged import Bools, Ints, offsets, spread
-from geo_assets.tiles.encode.varint import Bytes
+from geo_assets.tiles.encode.varint import VARINTS, Bytes
 
 ID_PROPERTY = "_id"
 """Property under which an id that is no uint64 reaches the map, for `promoteId`.
@@ -147,12 +147,28 @@ def tags(
         by = order.argsort(kind="stable")
         key, value = key[by], value[by]
     return Tags(
-        offsets(lengths), key, value, _blobs([_field(b"\x1a", _utf8(name)) for name in distinct]), _blobs(fields)
+        offsets(lengths), key, value, _blobs(list(map(key_field, distinct))), _blobs(fields)
     )
 
 
+def value_codes(values: list[Any]) -> tuple[list[int], list[bytes]]:
+    """Codes of values, -1 for null, and the sorted distinct values as MVT fields."""
+    found, table, fields = _distinct(values)
+    code = dict(zip(table, range(len(table)), strict=True))
+    return [code.get(number, -1) for number in found], fields
+
+
 def _values(values: list[Any]) -> tuple[Ints, list[bytes], bool]:
-    """Codes of values, the sorted distinct values as MVT fields, and whether some are null, which has the code -1."""
+    """`value_codes` as an array, and whether there are nulls."""
+    found, table, fields = _distinct(values)
+    number = np.array(found, np.int64)
+    code = np.full(number.max(initial=-1) + 1, -1, np.int64)
+    code[table] = np.arange(len(table))
+    return code[number], fields, len(table) < len(code)
+
+
+def _distinct(values: list[Any]) -> tuple[list[int], list[int], list[bytes]]:
+    """Number of each value among the distinct ones, those numbers in the order of the table, and the table's fields."""
     kinds = set(map(type, values))
     if not kinds <= _PLAIN:
         values = [each if type(each) in _PLAIN else _json(each) for each in values]
@@ -162,24 +178,20 @@ def _values(values: list[Any]) -> tuple[Ints, list[bytes], bool]:
             _NEGATIVE_ZERO if type(each) is float and not each and copysign(1.0, each) < 0 else each for each in values
         ]
     # By type and value: 1, 1.0 and true are equal for Python too.
-    number: defaultdict[tuple[type, Any], int] = defaultdict(count().__next__)
-    found = list(map(number.__getitem__, zip(map(type, values), values, strict=True)))
-    by_kind: dict[type, list[Any]] = {}
-    for kind, value in number:
-        by_kind.setdefault(kind, []).append(value)
-    rank = np.full(len(number), -1, np.int64)
+    next_number = count().__next__
+    numbers: defaultdict[type, defaultdict[Any, int]] = defaultdict(lambda: defaultdict(next_number))
+    found = [numbers[type(value)][value] for value in values]
+    table: list[int] = []
     fields: list[bytes] = []
     for kind in _ORDER:
-        some = by_kind.get(kind)
-        if some is not None:
-            some.sort()
+        number = numbers.get(kind)
+        if number is not None:
+            some = sorted(number)
             if kind is int and not (some[0] >= _LOWEST and some[-1] <= _HIGHEST):
-                return _values([str(each) if type(each) is int and _beyond(each) else each for each in values])
-            at = np.array([number[kind, value] for value in some])
-            rank[at] = np.arange(len(fields), len(fields) + len(some))
+                return _distinct([str(each) if type(each) is int and _beyond(each) else each for each in values])
+            table += map(number.__getitem__, some)
             fields += map(_FIELDS[kind], some)
-    code = rank[np.array(found, np.int64)] if found else np.zeros(0, np.int64)
-    return code, fields, type(None) in by_kind
+    return found, table, fields
 
 
 class _NegativeZero:
@@ -200,7 +212,7 @@ _ORDER = (bool, int, _NegativeZero, float, str)
 
 @lru_cache(maxsize=10_000)
 def _integer(value: int) -> bytes:
-    return _field(b"\x22", b"\x28" + _varint(value) if value >= 0 else b"\x30" + _varint(-2 * value - 1))
+    return _field(b"\x22", b"\x28" + VARINTS[value] if value >= 0 else b"\x30" + VARINTS[-2 * value - 1])
 
 
 def _beyond(value: int) -> bool:
@@ -214,18 +226,23 @@ def _text(value: str) -> bytes:
     return _field(b"\x22", _field(b"\x0a", data))
 
 
-_double = struct.Struct("<3sd").pack
+_double = partial(struct.Struct("<3sd").pack, b"\x22\x09\x19")
 _FIELDS: dict[type, Callable[[Any], bytes]] = {
     bool: lambda value: b"\x22\x02\x38\x01" if value else b"\x22\x02\x38\x00",
     int: _integer,
-    _NegativeZero: lambda _: _double(b"\x22\x09\x19", -0.0),
-    float: lambda value: _double(b"\x22\x09\x19", value),
+    _NegativeZero: lambda _: _double(-0.0),
+    float: _double,
     str: _text,
 }
 
 
+def key_field(name: str) -> bytes:
+    """A key as its field of an MVT layer."""
+    return _field(b"\x1a", _utf8(name))
+
+
 def _field(tag: bytes, data: bytes) -> bytes:
-    return tag + _varint(len(data)) + data
+    return tag + VARINTS[len(data)] + data
 
 
 def _blobs(fields: list[bytes]) -> Blobs:
@@ -242,20 +259,6 @@ def _utf8(text: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
-
-
-def _varint(value: int) -> bytes:
-    if value < 0x80:
-        return _ONE_BYTE[value]
-    result = bytearray()
-    while value > 0x7F:
-        result.append(value & 0x7F | 0x80)
-        value >>= 7
-    result.append(value)
-    return bytes(result)
-
-
-_ONE_BYTE = tuple(bytes((value,)) for value in range(0x80))
 
 
 def _json(value: Any) -> str:
