@@ -7,15 +7,17 @@ feature shows at a zoom is not decided here: the pairs say what shows where.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from geo_assets.tiles.encode import few
 from geo_assets.tiles.encode.framing import Features, frame
-from geo_assets.tiles.encode.grid import draw, simplify
+from geo_assets.tiles.encode.grid import Place, draw, simplify
 from geo_assets.tiles.encode.mercator import world
 from geo_assets.tiles.encode.ragged import Bools, Ints, spread, where
 from geo_assets.tiles.encode.shapes import Geometries, Shapes, concatenate, geos, shapes_of_wkb
@@ -97,6 +99,13 @@ def encode_tiles(features: TileFeatures, layers: LayerSet) -> list[EncodedTile]:
     Returns:
         One tile for each of `features.tiles`, in their order.
     """
+    if len(features.tiles) == 1 and max(len(features.pair_row), len(features.source)) <= few.FEATURES:
+        return [_encode_few(features, layers)]
+    return _encode_many(features, layers)
+
+
+def _encode_many(features: TileFeatures, layers: LayerSet) -> list[EncodedTile]:
+    """`encode_tiles` with arrays: any number of tiles and features."""
     rows = _Rows(features, layers)
     pair_tile = np.asarray(features.pair_tile, np.int64)
     pair_row = np.asarray(features.pair_row, np.int64)
@@ -110,6 +119,88 @@ def encode_tiles(features: TileFeatures, layers: LayerSet) -> list[EncodedTile]:
         pairs = slice(int(bounds[first]), int(bounds[last]))
         result += rows.encode(features.tiles[first:last], pair_tile[pairs] - first, pair_row[pairs])
     return result
+
+
+def _encode_few(features: TileFeatures, layers: LayerSet) -> EncodedTile:
+    """`encode_tiles` of one tile with few features: geometries as arrays, everything else one by one."""
+    (tile,) = features.tiles
+    shown: list[int] = np.asarray(features.pair_row).tolist()
+    properties, wrong = parse([features.properties[row] for row in shown])
+    column = features.geometry
+    shapes, of, faults = _shapes_of_column(
+        column[shown] if isinstance(column, np.ndarray) else [column[row] for row in shown]
+    )
+    numbers = {name: number for number, name in enumerate(layers.names)}
+    layer = [numbers.get(features.layer[row], -1) for row in shown]
+    for pair, number in enumerate(layer):
+        if number < 0:
+            faults[pair] = _unknown_layer(features.layer[shown[pair]])
+    faults |= wrong
+    owner: list[int] = of.tolist()
+    item: Ints | None = None
+    if faults:
+        sound = [position for position, pair in enumerate(owner) if pair not in faults]
+        if len(sound) < len(owner):
+            owner = [owner[position] for position in sound]
+            shapes = shapes.take(np.array(sound, np.int64))
+    if tile.z < layers.max_zoom:
+        tolerance = [layers.layers[layer[pair]].simplify for pair in owner]
+        if any(tolerance):
+            simple, which = simplify(shapes, np.arange(len(owner)), np.array(tolerance), tile.z)
+            if len(which):
+                item = np.arange(len(owner))
+                item[which] = np.arange(len(owner), len(owner) + len(which))
+                shapes = concatenate([shapes, simple])
+    drawn = draw(shapes, item, Place.at(tile.z, tile.x, tile.y, layers.extent), buffer=layers.buffer)
+    left_out = [(shown[pair], reason) for pair, reason in faults.items()]
+    left_out += ((shown[owner[position]], reason) for position, reason in drawn.faults)
+
+    # As the arrays' way sorts: by layer, source, id (numbers before texts), row and kind of geometry.
+    keys: list[tuple[Any, ...]] = []
+    pairs: list[int] = []
+    drawn_of: list[int] = drawn.pair.tolist()
+    kinds: list[int] = drawn.shapes.kind.tolist()
+    for position, kind in zip(drawn_of, kinds, strict=True):
+        pair = owner[position]
+        row = shown[pair]
+        text = features.feature_id[row]
+        identifier = few.own_id(text)
+        pairs.append(pair)
+        keys.append(
+            (layer[pair], features.source[row], *((0, identifier) if identifier is not None else (1, text)), row, kind)
+        )
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    shapes = drawn.shapes.take(np.array(order, np.int64), drawn.turned)
+    paths = few.commands(shapes)
+    parts: list[bytes] = []
+    for number, group in groupby(range(len(order)), key=lambda place: keys[order[place]][0]):
+        places = list(group)
+        allowed = layers.layers[number].attributes
+        choice = None if allowed is None else frozenset(allowed)
+        ids: list[int | None] = []
+        tags_of: list[dict[str, Any]] = []
+        for place in places:
+            key = keys[order[place]]
+            no_number = key[2] == 1
+            ids.append(None if no_number else key[3])
+            tags_of.append(few.own_tags(properties[pairs[order[place]]], choice, _value(key[3]) if no_number else None))
+        parts.append(
+            few.frame_layer(
+                layers.names[number].encode(),
+                ids,
+                tags_of,
+                [kinds[order[place]] for place in places],
+                paths[places[0] : places[-1] + 1],
+                layers.extent,
+            )
+        )
+    return EncodedTile(
+        tile,
+        b"".join(parts),
+        len(order),
+        _sorted(LeftOut(features.source[row], features.feature_id[row], reason) for row, reason in left_out),
+        _boxes(shapes, np.array([0, len(order)]))[0],
+    )
 
 
 def _chunks(bounds: Ints, work: Ints) -> Iterator[tuple[int, int]]:
@@ -137,8 +228,9 @@ class _Rows:
         self.layer: Ints = np.array(list(map(number.__getitem__, features.layer)), np.int64)
         unknown: list[int] = where(self.layer < 0).tolist()
         for row in unknown:
-            self.faults[row] = f"layer {features.layer[row]!r} is none of the map's layers"
-        self.shapes, self.item_row = self._shapes()
+            self.faults[row] = _unknown_layer(features.layer[row])
+        self.shapes, self.item_row, errors = _shapes_of_column(features.geometry)
+        self.faults = errors | self.faults
         self.vertices: Ints = np.bincount(
             self.item_row, weights=np.diff(self.shapes.item_points()), minlength=count
         ).astype(np.int64)
@@ -178,16 +270,6 @@ class _Rows:
                 number[index[of]] = np.arange(len(of))
                 self.simplified[level] = simple, number
 
-    def _shapes(self) -> tuple[Shapes, Ints]:
-        """Shapes in fractions of the world's side, and the row of each item."""
-        column = self.features.geometry
-        if isinstance(column, np.ndarray):
-            column = geos.to_wkb(column, output_dimension=2).tolist()
-        shapes, row, errors = shapes_of_wkb(column)
-        for number, error in errors.items():
-            self.faults.setdefault(number, error)
-        return shapes.moved(world(shapes.xy)), row
-
     def encode(self, tiles: Sequence[Tile], pair_tile: Ints, pair_row: Ints) -> list[EncodedTile]:
         """Encode some of the tiles; `pair_tile` counts from the first of them and ascends."""
         left_out: list[list[LeftOut]] = [[] for _ in tiles]
@@ -208,15 +290,7 @@ class _Rows:
             pair_tile, pair_row = pair_tile.repeat(counts), pair_row.repeat(counts)
         zoom = place[pair_tile, 0]
         shapes, drawn_item = self._at_zooms(item, zoom)
-        drawn = draw(
-            shapes,
-            drawn_item,
-            zoom,
-            place[pair_tile, 1],
-            place[pair_tile, 2],
-            extent=self.layers.extent,
-            buffer=self.layers.buffer,
-        )
+        drawn = draw(shapes, drawn_item, Place.of(place[pair_tile], self.layers.extent), buffer=self.layers.buffer)
         for pair, reason in drawn.faults:
             left_out[int(pair_tile[pair])].append(self._left_out(int(pair_row[pair]), reason))
 
@@ -237,7 +311,7 @@ class _Rows:
                 each_tile,
                 b"".join(messages[number * step : number * step + step]),
                 int(in_tile[number + 1] - in_tile[number]),
-                tuple(sorted(left_out[number], key=lambda left: (left.source, left.feature_id, left.reason))),
+                _sorted(left_out[number]),
                 boxes[number],
             )
             for number, each_tile in enumerate(tiles)
@@ -260,6 +334,22 @@ class _Rows:
 
     def _left_out(self, row: int, reason: str) -> LeftOut:
         return LeftOut(self.features.source[row], self.features.feature_id[row], reason)
+
+
+def _shapes_of_column(column: Sequence[bytes | None] | Geometries) -> tuple[Shapes, Ints, dict[int, str]]:
+    """Shapes in fractions of the world's side, the row of each, and by row what is wrong with its geometry."""
+    if isinstance(column, np.ndarray):
+        column = geos.to_wkb(column, output_dimension=2).tolist()
+    shapes, row, errors = shapes_of_wkb(column)
+    return shapes.moved(world(shapes.xy)), row, errors
+
+
+def _unknown_layer(name: str) -> str:
+    return f"layer {name!r} is none of the map's layers"
+
+
+def _sorted(left_out: Iterable[LeftOut]) -> tuple[LeftOut, ...]:
+    return tuple(sorted(left_out, key=lambda left: (left.source, left.feature_id, left.reason)))
 
 
 def _identify(source: Sequence[str], feature_id: Sequence[str]) -> tuple[Unsigned, Bools, dict[int, Any], Ints]:

@@ -8,7 +8,18 @@ from typing import Any
 import numpy as np
 
 from geo_assets.tiles.encode.ragged import Bools, Floats, Ints, sums, where
-from geo_assets.tiles.encode.shapes import LINE, POINT, POLYGON, Geometries, Shapes, concatenate, each, geos, shapes_of
+from geo_assets.tiles.encode.shapes import (
+    LINE,
+    POINT,
+    POLYGON,
+    Geometries,
+    Shapes,
+    concatenate,
+    each,
+    geos,
+    shapes_of,
+    shapes_of_kinds,
+)
 
 SIMPLIFIED_FROM = {LINE: 3, POLYGON: 6}
 """Coordinates from which a line or polygon is simplified: a line of two and a ring of four corners keep them all."""
@@ -97,39 +108,39 @@ def _has_flat_corner(shapes: Shapes, tolerance: Floats) -> Bools:
     return np.logical_or.reduceat(flat, shapes.item_points()[:-1])
 
 
-def draw(shapes: Shapes, item: Ints, zoom: Ints, column: Ints, row: Ints, *, extent: int, buffer: int) -> Drawn:
+def draw(shapes: Shapes, item: Ints | None, place: Place, *, buffer: int) -> Drawn:
     """Draw items into tiles.
 
     Args:
         shapes: Items in fractions of the world's side, y south.
-        item: (pairs) which item a pair draws.
-        zoom: (pairs) zoom of the tile a pair draws into.
-        column: (pairs) its x.
-        row: (pairs) its y.
-        extent: Units a side of a tile.
+        item: (pairs) which item a pair draws; None when each item is drawn once, in their order.
+        place: Where the tiles of the pairs lie.
         buffer: Units by which a tile reaches over its edge.
     """
+    extent = place.extent
+    if item is not None:
+        shapes = shapes.take(item)
+    shapes = place.moved(shapes)
     low, high = shapes.bounds()
-    low, high = low[item], high[item]
-    place = _Place.of(zoom, column, row, extent)
-    low, high = place.corner(low), place.corner(high)
-    near = _both((high >= -buffer) & (low <= extent + buffer))
     inside = _both((low >= -buffer) & (high <= extent + buffer))
-    pair = where(inside)
-    exact = place.items(shapes, item, pair)
-    crossing = where(near & ~inside)
+    exact = shapes
+    pair = np.arange(len(inside))
     faults: list[tuple[int, str]] = []
-    if len(crossing):
-        clipped, of, faults = _clip(place.items(shapes, item, crossing), -buffer, extent + buffer)
-        exact = concatenate([exact, clipped])
-        pair = np.concatenate([pair, crossing[of]])
-        faults = [(int(crossing[position]), reason) for position, reason in faults]
+    if not inside.all():
+        crossing = where(_both((high >= -buffer) & (low <= extent + buffer)) & ~inside)
+        pair = where(inside)
+        exact = shapes.take(pair)
+        if len(crossing):
+            clipped, of, clip_faults = _clip(shapes.take(crossing), -buffer, extent + buffer)
+            exact = concatenate([exact, clipped])
+            pair = np.concatenate([pair, crossing[of]])
+            faults = [(int(crossing[position]), reason) for position, reason in clip_faults]
     drawn, turned, left, broken = _rounded(exact)
     pairs = pair[left]
     if len(broken):
         source = pair[broken]
         snapped, snapped_turned, left, reasons = _snap(
-            exact.take(broken), place.items(shapes, item, source), ~inside[source], -buffer, extent + buffer
+            exact.take(broken), shapes.take(source), ~inside[source], -buffer, extent + buffer
         )
         turned = np.concatenate([turned, snapped_turned]) if len(drawn) else snapped_turned
         drawn = concatenate([drawn, snapped])
@@ -139,53 +150,47 @@ def draw(shapes: Shapes, item: Ints, zoom: Ints, column: Ints, row: Ints, *, ext
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class Place:
     """Where the tiles of pairs lie: units a world's side, and units from its north-west corner.
 
     A batch of one zoom has one scale, a single tile one corner: then they are one number and not one a pair.
     """
 
+    extent: int
+    """Units a side of a tile."""
     scale: Floats | float
-    corner_x: Floats | float
-    corner_y: Floats | float
+    corner: Floats
+    """(2) or (pairs, 2)."""
 
     @classmethod
-    def of(cls, zoom: Ints, column: Ints, row: Ints, extent: int) -> _Place:
-        def one(values: Ints) -> bool:
-            return bool((values == values[0]).all())
+    def at(cls, zoom: int, column: int, row: int, extent: int) -> Place:
+        """All pairs in one tile."""
+        return cls(extent, float(extent << zoom), np.array((float(column) * extent, float(row) * extent)))
 
-        if not len(zoom):
-            return cls(1.0, 0.0, 0.0)
-        scale: Floats | float = (
-            float(extent << int(zoom[0])) if one(zoom) else np.ldexp(float(extent), zoom.astype(np.int32))
-        )
-        if one(column) and one(row):
-            return cls(scale, float(column[0]) * extent, float(row[0]) * extent)
-        corner = (np.stack([column, row]) * extent).astype(np.float64)
-        return cls(scale, corner[0], corner[1])
+    @classmethod
+    def of(cls, place: Ints, extent: int) -> Place:
+        """Each pair in its own tile; `place` is (pairs, 3), their zooms, columns and rows."""
+        if not len(place):
+            return cls.at(0, 0, 0, extent)
+        same = (place == place[0]).all(axis=0)
+        zoom, column, row = place[0].tolist()
+        if same.all():
+            return cls.at(zoom, column, row, extent)
+        scale = float(extent << zoom) if same[0] else np.ldexp(float(extent), place[:, 0].astype(np.int32))
+        return cls(extent, scale, (place[:, 1:] * extent).astype(np.float64))
 
-    def corner(self, xy: Floats) -> Floats:
-        """One position a pair, in units of its tile."""
-        result = np.empty_like(xy)
-        for axis, corner in ((0, self.corner_x), (1, self.corner_y)):
-            result[:, axis] = xy[:, axis] * self.scale - corner
-        return result
-
-    def items(self, shapes: Shapes, item: Ints, pair: Ints) -> Shapes:
-        """The items of some pairs, in units of their tiles."""
-        part = shapes.take(item[pair])
-        bounds = part.item_points()
-        lengths = bounds[1:] - bounds[:-1]
-
-        def spread_out(value: Floats | float) -> Floats | float:
-            return value[pair].repeat(lengths) if isinstance(value, np.ndarray) else value
-
-        scale = spread_out(self.scale)
-        xy = np.empty_like(part.xy)
-        for axis, corner in ((0, self.corner_x), (1, self.corner_y)):
-            np.multiply(part.xy[:, axis], scale, out=xy[:, axis])
-            xy[:, axis] -= spread_out(corner)
-        return part.moved(xy)
+    def moved(self, shapes: Shapes) -> Shapes:
+        """Items, one a pair, in units of their tiles."""
+        corner, scale = self.corner, self.scale
+        if corner.ndim > 1:
+            bounds = shapes.item_points()
+            lengths = bounds[1:] - bounds[:-1]
+            corner = corner.repeat(lengths, axis=0)
+            if isinstance(scale, np.ndarray):
+                scale = scale.repeat(lengths)[:, np.newaxis]
+        xy = shapes.xy * scale
+        xy -= corner
+        return shapes.moved(xy)
 
 
 def _clip(shapes: Shapes, low: float, high: float) -> tuple[Shapes, Ints, list[tuple[int, str]]]:
@@ -213,11 +218,8 @@ def _clip(shapes: Shapes, low: float, high: float) -> tuple[Shapes, Ints, list[t
                 shapes.take(failed).geometries(),
             )
             faults += [(int(of[failed[position]]), _reason("clipping", error)) for position, error in still.items()]
-        part, owner = shapes_of(clipped)
         # What is of another dimension, such as the side at which a polygon touches the square, is no part of it.
-        same = part.kind == shapes.kind[owner]
-        if not same.all():
-            part, owner = part.take(where(same)), owner[same]
+        part, owner = shapes_of_kinds(clipped, shapes.kind)
         result.append(part)
         owners.append(of[owner])
     return concatenate(result), np.concatenate(owners), faults
@@ -233,10 +235,11 @@ def _thin(shapes: Shapes, low: float, high: float) -> Shapes:
     long = shapes.lengths() >= THINNED_FROM
     if not long.any():
         return shapes
-    x, y = shapes.xy[:, 0], shapes.xy[:, 1]
-    field = (x > high).astype(np.int8) - (x < low) + 3 * ((y > high).astype(np.int8) - (y < low))
+    side = (shapes.xy > high).view(np.int8) - (shapes.xy < low).view(np.int8)
+    field = side[:, 0] + 3 * side[:, 1]
+    same = field[1:] == field[:-1]
     keep = np.ones(len(field), np.bool_)
-    keep[1:-1] = (field[1:-1] == 0) | (field[1:-1] != field[:-2]) | (field[1:-1] != field[2:])
+    keep[1:-1] = ~(same[1:] & same[:-1]) | (field[1:-1] == 0)
     keep[shapes.points[:-1]] = True
     keep[shapes.points[1:] - 1] = True
     # A closed ring needs four coordinates; one that lies in a single field is kept as it is.

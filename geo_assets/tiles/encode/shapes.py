@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -30,6 +31,14 @@ _RINGS_READ = 64
 """Rings up to which a polygon is read in place: each is a round of the loop, and few have more."""
 _FEWEST = np.array([1, 1, 2, 4])
 """Coordinates that each of them has at least."""
+
+
+FEW = 96
+"""Geometries up to which they are read and written one by one, in WKB; arrays are quicker beyond."""
+
+_TYPE_AND_COUNT = struct.Struct("<II")
+_COUNT = struct.Struct("<I")
+_XY = struct.Struct("<dd")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +139,8 @@ class Shapes:
             shapely.errors.GEOSException, ValueError: A ring has too few coordinates.
         """
         kinds = self.kind
+        if len(kinds) <= FEW and POINT not in (few := kinds.tolist()):
+            return geos.from_wkb(np.array(_write_few(self, few), object))
         first = int(kinds[0]) if len(kinds) else POINT
         if (kinds == first).all():
             return _GEOMETRIES[first](self)
@@ -175,6 +186,10 @@ def shapes_of_wkb(column: Sequence[bytes | None]) -> tuple[Shapes, Ints, dict[in
     else goes through the geometry library, which also says what is wrong with what is no WKB.
     """
     count = len(column)
+    if count <= FEW:
+        few = _read_few(column)
+        if few is not None:
+            return few, np.arange(count), {}
     shapes, row = _read_wkb([each_ or b"" for each_ in column])
     errors: dict[int, str] = {}
     if len(row) == count:
@@ -255,6 +270,150 @@ def _read_wkb(column: list[bytes]) -> tuple[Shapes, Ints]:
         return shapes, row
     left = where(good[row])
     return shapes.take(left), row[left]
+
+
+def _read_few(column: Sequence[bytes | None]) -> Shapes | None:
+    """The same as `_read_wkb` does, row by row; None when a row has to be looked at by the library."""
+    kinds: list[int] = []
+    rings = [0]
+    shell: list[bool] = []
+    points = [0]
+    runs: list[bytes] = []
+    total = 0
+    for data in column:
+        if data is None or len(data) < 21 or data[0] != 1:
+            return None
+        kind, count = _TYPE_AND_COUNT.unpack_from(data, 1)
+        size = len(data)
+        if kind == POLYGON:
+            if not 0 < count <= _RINGS_READ:
+                return None
+            at = 9
+            for ring in range(count):
+                if at + 4 > size:
+                    return None
+                (length,) = _COUNT.unpack_from(data, at)
+                at += 4
+                run = data[at : at + 16 * length]
+                at += 16 * length
+                if length < 4 or run[:16] != run[-16:]:
+                    return None
+                runs.append(run)
+                total += length
+                points.append(total)
+                shell.append(ring == 0)
+        elif kind == POINT or (kind == LINE and count >= 2):
+            run = data[5:] if kind == POINT else data[9:]
+            length = 1 if kind == POINT else count
+            at = size - len(run) + 16 * length
+            runs.append(run)
+            total += length
+            points.append(total)
+            shell.append(True)
+        else:
+            return None
+        if at != size:
+            return None
+        kinds.append(kind)
+        rings.append(len(runs))
+    shapes = _of_runs(kinds, rings, shell, points, runs)
+    return shapes if np.isfinite(shapes.xy).all() else None
+
+
+def _of_runs(kinds: list[int], rings: list[int], shell: list[bool], points: list[int], runs: list[bytes]) -> Shapes:
+    """Shapes whose coordinates are still as WKB has them."""
+    xy: Floats = np.frombuffer(b"".join(runs), "<f8").reshape(-1, 2)
+    return Shapes(
+        np.array(kinds, np.int64), np.array(rings, np.int64), np.array(shell, np.bool_), np.array(points, np.int64), xy
+    )
+
+
+def _write_few(shapes: Shapes, kinds: list[int]) -> list[bytes]:
+    """Lines and polygons as WKB, multi where an item has several, rings closed."""
+    points: list[int] = (16 * shapes.points).tolist()
+    rings: list[int] = shapes.rings.tolist()
+    shell: list[bool] = shapes.shell.tolist()
+    data = shapes.xy.astype("<f8", copy=False).tobytes()
+    result: list[bytes] = []
+    for item, kind in enumerate(kinds):
+        # The single lines or polygons of the item, each as its rings.
+        parts: list[list[bytes]] = []
+        for ring in range(rings[item], rings[item + 1]):
+            run = data[points[ring] : points[ring + 1]]
+            if kind == POLYGON:
+                begin, end = run[:16], run[-16:]
+                if begin != end and _XY.unpack(begin) != _XY.unpack(end):
+                    run += begin
+            run = _COUNT.pack(len(run) // 16) + run
+            if kind == LINE or shell[ring]:
+                parts.append([run])
+            else:
+                parts[-1].append(run)
+        if kind == LINE:
+            single = [b"\x01\x02\x00\x00\x00" + own[0] for own in parts]
+        else:
+            single = [b"\x01\x03\x00\x00\x00" + _COUNT.pack(len(own)) + b"".join(own) for own in parts]
+        if len(single) > 1:
+            single[:0] = [b"\x01" + _TYPE_AND_COUNT.pack(kind + 3, len(single))]
+        result.append(b"".join(single))
+    return result
+
+
+def shapes_of_kinds(geometries: Geometries, kinds: Ints) -> tuple[Shapes, Ints]:
+    """Of each geometry the lines or polygons, as `kinds` says, as shapes, and which geometry each item is of.
+
+    Items of lines come before those of polygons.
+    """
+    if len(geometries) > FEW:
+        shapes, owner = shapes_of(geometries)
+        same = shapes.kind == kinds[owner]
+        return (shapes, owner) if same.all() else (shapes.take(where(same)), owner[same])
+    written: list[bytes | None] = geos.to_wkb(geometries, output_dimension=2, byte_order=1).tolist()
+    items: list[int] = []
+    rings = [0]
+    shell: list[bool] = []
+    points = [0]
+    runs: list[bytes] = []
+    total = 0
+    owners: list[int] = []
+    wanted: list[int] = kinds.tolist()
+    for kind in (LINE, POLYGON):
+        for number, data in enumerate(written):
+            if data is None or wanted[number] != kind:
+                continue
+            _runs(data, 0, kind, shell, runs)
+            if len(runs) > rings[-1]:
+                for run in runs[rings[-1] :]:
+                    total += len(run) // 16
+                    points.append(total)
+                items.append(kind)
+                rings.append(len(runs))
+                owners.append(number)
+    return _of_runs(items, rings, shell, points, runs), np.array(owners, np.int64)
+
+
+def _runs(data: bytes, at: int, wanted: int, shell: list[bool], runs: list[bytes]) -> int:
+    """Collect the rings, or lines, of one kind from the WKB at a position, and return where it ends."""
+    kind, count = _TYPE_AND_COUNT.unpack_from(data, at + 1)
+    if kind == POINT:
+        return at + 21
+    at += 9
+    if kind > POLYGON:
+        for _ in range(count):
+            at = _runs(data, at, wanted, shell, runs)
+        return at
+    for ring in range(count if kind == POLYGON else 1):
+        if kind == POLYGON:
+            (length,) = _COUNT.unpack_from(data, at)
+            at += 4
+        else:
+            length = count
+        end = at + 16 * length
+        if kind == wanted and length:
+            runs.append(data[at:end])
+            shell.append(ring == 0)
+        at = end
+    return at
 
 
 def shapes_of(geometries: Geometries, kind: int | None = None) -> tuple[Shapes, Ints]:

@@ -146,9 +146,7 @@ def tags(
     if len(order) and not (order[1:] > order[:-1]).all():
         by = order.argsort(kind="stable")
         key, value = key[by], value[by]
-    return Tags(
-        offsets(lengths), key, value, _blobs(list(map(key_field, distinct))), _blobs(fields)
-    )
+    return Tags(offsets(lengths), key, value, _blobs(list(map(key_field, distinct))), _blobs(fields))
 
 
 def value_codes(values: list[Any]) -> tuple[list[int], list[bytes]]:
