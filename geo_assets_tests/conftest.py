@@ -32,3 +32,15 @@ def browser() -> Iterator[Any]:
         opened = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_FLAGS)
         yield opened
         opened.close()
+
+
+WHOLE_PLATFORM = ("test_up.py", "test_chaos.py")
+"""Files whose tests run all of `geo-assets up`: one after the other, and first, for they take the longest."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several workers, the tests of a file stay together (they share fixtures), and those of the platform too."""
+    for item in items:
+        group = "platform" if item.path.name in WHOLE_PLATFORM else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: item.path.name not in WHOLE_PLATFORM)
