@@ -234,6 +234,18 @@ def test_values_are_exact(text: str, value: object):
     assert [feature.properties["v"] for feature in found[1:5]] == [1, -1, 2.5, "x"]
 
 
+def test_negative_zero_beside_a_number_too_large_for_an_integer():
+    (tile,) = encode_tiles(columns([POINT] * 2, [TILE], properties=['{"v":-0.0}', f'{{"v":{1 << 64}}}']), ONE_LAYER)
+    first, second = (feature.properties["v"] for feature in features_of(tile.data))
+    assert (math.copysign(1, first), second) == (-1, str(1 << 64))
+
+
+def test_an_id_of_thousands_of_digits_costs_nobody_else():
+    tiles = encode_tiles(columns([POINT] * 2, [TILE, TILE.ancestor(13)], ids=["9" * 5_000, 7]), ONE_LAYER)
+    assert [tile.features for tile in tiles] == [2, 2]
+    assert [feature.id for feature in features_of(tiles[0].data)] == [7, None]
+
+
 def test_null_leaves_the_key_out():
     (feature,) = features_of(encode_one(POINT, TILE, properties={"a": None, "b": 0, "c": None}).data)
     assert feature.properties == {"b": 0}

@@ -7,9 +7,9 @@ feature shows at a zoom is not decided here: the pairs say what shows where.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any
 
 import msgspec
@@ -156,50 +156,46 @@ def _encode_few(features: TileFeatures, layers: LayerSet) -> EncodedTile:
     left_out += ((shown[owner[position]], reason) for position, reason in drawn.faults)
 
     # As the arrays' way sorts: by layer, source, id (numbers before texts), row and kind of geometry.
-    keys: list[tuple[Any, ...]] = []
-    pairs: list[int] = []
+    found: list[tuple[int, str, bool, Any, int, int, int, int]] = []
     drawn_of: list[int] = drawn.pair.tolist()
     kinds: list[int] = drawn.shapes.kind.tolist()
-    for position, kind in zip(drawn_of, kinds, strict=True):
-        pair = owner[position]
+    for position, (of_item, kind) in enumerate(zip(drawn_of, kinds, strict=True)):
+        pair = owner[of_item]
         row = shown[pair]
         text = features.feature_id[row]
-        identifier = few.own_id(text)
-        pairs.append(pair)
-        keys.append(
-            (layer[pair], features.source[row], *((0, identifier) if identifier is not None else (1, text)), row, kind)
-        )
-    order = sorted(range(len(keys)), key=keys.__getitem__)
-    shapes = drawn.shapes.take(np.array(order, np.int64), drawn.turned)
-    paths = few.commands(shapes)
+        mvt_id = few.own_id(text)
+        is_text, identity = (True, text) if mvt_id is None else (False, mvt_id)
+        found.append((layer[pair], features.source[row], is_text, identity, row, kind, position, pair))
+    found.sort()
+    shapes = drawn.shapes.take(np.array([each[6] for each in found], np.int64), drawn.turned)
+    paths = iter(few.commands(shapes))
     parts: list[bytes] = []
-    for number, group in groupby(range(len(order)), key=lambda place: keys[order[place]][0]):
-        places = list(group)
+    for number, group in groupby(found, key=lambda each: each[0]):
         allowed = layers.layers[number].attributes
         choice = None if allowed is None else frozenset(allowed)
         ids: list[int | None] = []
-        tags_of: list[dict[str, Any]] = []
-        for place in places:
-            key = keys[order[place]]
-            no_number = key[2] == 1
-            ids.append(None if no_number else key[3])
-            tags_of.append(few.own_tags(properties[pairs[order[place]]], choice, _value(key[3]) if no_number else None))
+        tags_of: list[Mapping[str, Any]] = []
+        kinds = []
+        for _, _, is_text, own_id, _, kind, _, pair in group:
+            ids.append(None if is_text else own_id)
+            tags_of.append(few.own_tags(properties[pair], choice, _value(own_id) if is_text else None))
+            kinds.append(kind)
         parts.append(
             few.frame_layer(
-                layers.names[number].encode(),
-                ids,
-                tags_of,
-                [kinds[order[place]] for place in places],
-                paths[places[0] : places[-1] + 1],
-                layers.extent,
+                layers.names[number].encode(), ids, tags_of, kinds, list(islice(paths, len(ids))), layers.extent
             )
         )
+    box: tuple[int, int, int, int] | None = None
+    if found:
+        west, north = shapes.xy.min(axis=0).tolist()
+        east, south = shapes.xy.max(axis=0).tolist()
+        box = int(west), int(north), int(east), int(south)
     return EncodedTile(
         tile,
         b"".join(parts),
-        len(order),
+        len(found),
         _sorted(LeftOut(features.source[row], features.feature_id[row], reason) for row, reason in left_out),
-        _boxes(shapes, np.array([0, len(order)]))[0],
+        box,
     )
 
 
@@ -338,9 +334,10 @@ class _Rows:
 
 def _shapes_of_column(column: Sequence[bytes | None] | Geometries) -> tuple[Shapes, Ints, dict[int, str]]:
     """Shapes in fractions of the world's side, the row of each, and by row what is wrong with its geometry."""
-    if isinstance(column, np.ndarray):
-        column = geos.to_wkb(column, output_dimension=2).tolist()
-    shapes, row, errors = shapes_of_wkb(column)
+    rows: Sequence[bytes | None] = (
+        geos.to_wkb(column, output_dimension=2).tolist() if isinstance(column, np.ndarray) else column
+    )
+    shapes, row, errors = shapes_of_wkb(rows)
     return shapes.moved(world(shapes.xy)), row, errors
 
 
@@ -355,7 +352,7 @@ def _sorted(left_out: Iterable[LeftOut]) -> tuple[LeftOut, ...]:
 def _identify(source: Sequence[str], feature_id: Sequence[str]) -> tuple[Unsigned, Bools, dict[int, Any], Ints]:
     """MVT ids, which rows have one, by row the ids that have not, and the rank of each row by source and id."""
     count = len(feature_id)
-    is_number = np.array(list(map(str.isdecimal, feature_id)), np.bool_)
+    is_number = np.array([text.isdecimal() and len(text) <= few.DIGITS for text in feature_id], np.bool_)
     other: dict[int, Any] = {}
     digits = list(feature_id)
     if not is_number.all():

@@ -8,6 +8,7 @@ way and not written twice; a property test holds the two against each other.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from geo_assets.tiles.encode.shapes import LINE, POINT, Shapes
@@ -17,11 +18,15 @@ from geo_assets.tiles.encode.varint import VARINTS, zigzag_deltas
 FEATURES = 96
 """Features up to which a tile that comes alone goes this way."""
 
+DIGITS = 20
+"""Digits of the largest uint64: what has more is no MVT id, and is not read as a number."""
+
 _CLOSE_PATH = b"\x0f"
 _MOVE_TO_ONE = b"\x09"
+_TYPES = tuple(b"\x18%c\x22" % kind for kind in range(4))
 
 
-def own_tags(properties: Mapping[str, Any], allowed: frozenset[str] | None, other_id: Any) -> dict[str, Any]:
+def own_tags(properties: Mapping[str, Any], allowed: frozenset[str] | None, other_id: Any) -> Mapping[str, Any]:
     """The attributes of a feature that go into a tile, an id that is no uint64 among them.
 
     Args:
@@ -29,18 +34,18 @@ def own_tags(properties: Mapping[str, Any], allowed: frozenset[str] | None, othe
         allowed: Those that its layer shows; None for all.
         other_id: The id, when it has to be an attribute; else None.
     """
-    own = dict(properties) if allowed is None else {name: properties[name] for name in properties if name in allowed}
+    own = properties if allowed is None else {name: properties[name] for name in properties if name in allowed}
     if other_id is not None:
         name = ID_PROPERTY
         while name in own:
             name = f"_{name}"
-        own[name] = other_id
+        own = {**own, name: other_id}
     return own
 
 
 def own_id(text: str) -> int | None:
     """The MVT id that an id's JSON text is; None when it is no uint64."""
-    if not text.isdecimal() or len(text) > 20:
+    if not text.isdecimal() or len(text) > DIGITS:
         return None
     value = int(text)
     return value if value < 1 << 64 and str(value) == text else None
@@ -97,31 +102,26 @@ def frame_layer(
     varint = VARINTS.__getitem__
     join = b"".join
     codes, fields = value_codes([value for own in tags for value in own.values()])
-    # Keys that have nothing but nulls are in no table.
-    position = 0
-    used: set[str] = set()
-    for own in tags:
-        for key in own:
-            if codes[position] >= 0:
-                used.add(key)
-            position += 1
-    keys = sorted(used)
-    number = {key: varint(place) for place, key in enumerate(keys)}
-    position = 0
+    if -1 in codes:
+        # Nulls are left out, and keys that have nothing else.
+        code = iter(codes)
+        tags = [{name: value for name, value in own.items() if next(code) >= 0} for own in tags]
+        codes = [code for code in codes if code >= 0]
+    keys = sorted(set(chain.from_iterable(tags)))
+    key_number = {key: varint(place) for place, key in enumerate(keys)}
+    value_numbers = list(map(varint, codes))
+    begin = 0
     parts = [b"\x78\x02\x0a", varint(len(name)), name]
     for identifier, own, kind, path in zip(ids, tags, kinds, geometry, strict=True):
-        pairs: list[bytes] = []
-        last = position + len(own)
-        own_codes = codes[position:last]
-        position = last
-        for key, code in sorted(zip(own, own_codes, strict=True)):
-            if code >= 0:
-                pairs += (number[key], varint(code))
-        message = b"" if identifier is None else b"\x08" + varint(identifier)
-        if pairs:
-            data = join(pairs)
-            message += b"\x12" + varint(len(data)) + data
-        message += b"\x18%c\x22" % kind + varint(len(path)) + path
+        message = _TYPES[kind] + varint(len(path)) + path
+        if own:
+            end = begin + len(own)
+            pairs = sorted(zip(own, value_numbers[begin:end], strict=True))
+            begin = end
+            data = join([key_number[key] + value for key, value in pairs])
+            message = b"\x12" + varint(len(data)) + data + message
+        if identifier is not None:
+            message = b"\x08" + varint(identifier) + message
         parts += (b"\x12", varint(len(message)), message)
     parts += map(key_field, keys)
     parts += fields

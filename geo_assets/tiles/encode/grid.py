@@ -9,6 +9,7 @@ import numpy as np
 
 from geo_assets.tiles.encode.ragged import Bools, Floats, Ints, sums, where
 from geo_assets.tiles.encode.shapes import (
+    FEW,
     LINE,
     POINT,
     POLYGON,
@@ -16,9 +17,9 @@ from geo_assets.tiles.encode.shapes import (
     Shapes,
     concatenate,
     each,
+    few_with,
     geos,
     shapes_of,
-    shapes_of_kinds,
 )
 
 SIMPLIFIED_FROM = {LINE: 3, POLYGON: 6}
@@ -123,18 +124,12 @@ def draw(shapes: Shapes, item: Ints | None, place: Place, *, buffer: int) -> Dra
     shapes = place.moved(shapes)
     low, high = shapes.bounds()
     inside = _both((low >= -buffer) & (high <= extent + buffer))
-    exact = shapes
-    pair = np.arange(len(inside))
     faults: list[tuple[int, str]] = []
-    if not inside.all():
+    if inside.all():
+        exact, pair = shapes, np.arange(len(inside))
+    else:
         crossing = where(_both((high >= -buffer) & (low <= extent + buffer)) & ~inside)
-        pair = where(inside)
-        exact = shapes.take(pair)
-        if len(crossing):
-            clipped, of, clip_faults = _clip(shapes.take(crossing), -buffer, extent + buffer)
-            exact = concatenate([exact, clipped])
-            pair = np.concatenate([pair, crossing[of]])
-            faults = [(int(crossing[position]), reason) for position, reason in clip_faults]
+        exact, pair, faults = _clipped(shapes, where(inside), crossing, -buffer, extent + buffer)
     drawn, turned, left, broken = _rounded(exact)
     pairs = pair[left]
     if len(broken):
@@ -193,6 +188,28 @@ class Place:
         return shapes.moved(xy)
 
 
+def _clipped(
+    shapes: Shapes, inside: Ints, crossing: Ints, low: float, high: float
+) -> tuple[Shapes, Ints, list[tuple[int, str]]]:
+    """What lies inside and what is left of what crosses the square low..high, of which items, and faults by item."""
+    if len(shapes) <= FEW and len(crossing) and not (shapes.kind[crossing] == POINT).any():
+        try:
+            geometries = geos.clip_by_rect(_thin(shapes, low, high).geometries(crossing), low, low, high, high)
+        except geos.errors.GEOSException:
+            pass
+        else:
+            return *few_with(shapes, inside, crossing, geometries), []
+    exact = shapes.take(inside)
+    if not len(crossing):
+        return exact, inside, []
+    clipped, of, faults = _clip(shapes.take(crossing), low, high)
+    return (
+        concatenate([exact, clipped]),
+        np.concatenate([inside, crossing[of]]),
+        [(int(crossing[position]), reason) for position, reason in faults],
+    )
+
+
 def _clip(shapes: Shapes, low: float, high: float) -> tuple[Shapes, Ints, list[tuple[int, str]]]:
     """Clip items to the square low..high: what is left, of which item, and what could not be clipped."""
     result: list[Shapes] = []
@@ -218,8 +235,11 @@ def _clip(shapes: Shapes, low: float, high: float) -> tuple[Shapes, Ints, list[t
                 shapes.take(failed).geometries(),
             )
             faults += [(int(of[failed[position]]), _reason("clipping", error)) for position, error in still.items()]
+        part, owner = shapes_of(clipped)
         # What is of another dimension, such as the side at which a polygon touches the square, is no part of it.
-        part, owner = shapes_of_kinds(clipped, shapes.kind)
+        same = part.kind == shapes.kind[owner]
+        if not same.all():
+            part, owner = part.take(where(same)), owner[same]
         result.append(part)
         owners.append(of[owner])
     return concatenate(result), np.concatenate(owners), faults
@@ -264,7 +284,7 @@ def _rounded(shapes: Shapes) -> tuple[Shapes, Bools, Ints, Ints]:
     good = ~polygon | convex
     unsure = where(~good)
     if len(unsure):
-        good[unsure] = geos.is_valid(shapes.take(unsure).geometries())
+        good[unsure] = geos.is_valid(shapes.geometries(unsure))
     turned = ((area > 0) != shapes.shell) & polygon.repeat(shapes.rings[1:] - shapes.rings[:-1])
     if good.all():
         return shapes, turned, left, left[:0]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Self
 
 import numpy as np
@@ -39,6 +40,7 @@ FEW = 96
 _TYPE_AND_COUNT = struct.Struct("<II")
 _COUNT = struct.Struct("<I")
 _XY = struct.Struct("<dd")
+_LINE_HEAD, _POLYGON_HEAD = b"\x01\x02\x00\x00\x00", b"\x01\x03\x00\x00\x00"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,17 +132,23 @@ class Shapes:
         xy = self.xy[spread(first, lengths, points)]
         return type(self)(self.kind[left], offsets(counts[left]), self.shell[ring], points, xy), left
 
-    def geometries(self) -> Geometries:
+    def geometries(self, index: Ints | None = None) -> Geometries:
         """As geometries: lines and polygons (multi where an item has several), a MultiPoint for points.
 
         Rings that do not end where they begin are closed.
 
+        Args:
+            index: Numbers of items; None for all.
+
         Raises:
             shapely.errors.GEOSException, ValueError: A ring has too few coordinates.
         """
-        kinds = self.kind
+        kinds = self.kind if index is None else self.kind[index]
         if len(kinds) <= FEW and POINT not in (few := kinds.tolist()):
-            return geos.from_wkb(np.array(_write_few(self, few), object))
+            numbers: Iterable[int] = range(len(few)) if index is None else index.tolist()
+            return geos.from_wkb(np.array(_write_few(self, numbers, few), object))
+        if index is not None:
+            return self.take(index).geometries()
         first = int(kinds[0]) if len(kinds) else POINT
         if (kinds == first).all():
             return _GEOMETRIES[first](self)
@@ -296,7 +304,7 @@ def _read_few(column: Sequence[bytes | None]) -> Shapes | None:
                 at += 4
                 run = data[at : at + 16 * length]
                 at += 16 * length
-                if length < 4 or run[:16] != run[-16:]:
+                if length < 4 or at > size or run[:16] != run[-16:]:
                     return None
                 runs.append(run)
                 total += length
@@ -328,68 +336,81 @@ def _of_runs(kinds: list[int], rings: list[int], shell: list[bool], points: list
     )
 
 
-def _write_few(shapes: Shapes, kinds: list[int]) -> list[bytes]:
-    """Lines and polygons as WKB, multi where an item has several, rings closed."""
+def _write_few(shapes: Shapes, items: Iterable[int], kinds: list[int]) -> list[bytes]:
+    """Some lines and polygons as WKB, multi where an item has several, rings closed."""
     points: list[int] = (16 * shapes.points).tolist()
     rings: list[int] = shapes.rings.tolist()
     shell: list[bool] = shapes.shell.tolist()
     data = shapes.xy.astype("<f8", copy=False).tobytes()
+    pack = _COUNT.pack
     result: list[bytes] = []
-    for item, kind in enumerate(kinds):
-        # The single lines or polygons of the item, each as its rings.
-        parts: list[list[bytes]] = []
+    for item, kind in zip(items, kinds, strict=True):
+        # The single lines or polygons of the item, and how many rings each has.
+        parts: list[bytes] = []
+        counts: list[int] = []
         for ring in range(rings[item], rings[item + 1]):
             run = data[points[ring] : points[ring + 1]]
-            if kind == POLYGON:
-                begin, end = run[:16], run[-16:]
-                if begin != end and _XY.unpack(begin) != _XY.unpack(end):
-                    run += begin
-            run = _COUNT.pack(len(run) // 16) + run
-            if kind == LINE or shell[ring]:
-                parts.append([run])
+            if kind == LINE:
+                parts.append(_LINE_HEAD + pack(len(run) // 16) + run)
+                continue
+            begin, end = run[:16], run[-16:]
+            if begin != end and _XY.unpack(begin) != _XY.unpack(end):
+                run += begin
+            run = pack(len(run) // 16) + run
+            if shell[ring]:
+                parts.append(run)
+                counts.append(1)
             else:
-                parts[-1].append(run)
-        if kind == LINE:
-            single = [b"\x01\x02\x00\x00\x00" + own[0] for own in parts]
-        else:
-            single = [b"\x01\x03\x00\x00\x00" + _COUNT.pack(len(own)) + b"".join(own) for own in parts]
-        if len(single) > 1:
-            single[:0] = [b"\x01" + _TYPE_AND_COUNT.pack(kind + 3, len(single))]
-        result.append(b"".join(single))
+                parts[-1] += run
+                counts[-1] += 1
+        if kind == POLYGON:
+            parts = [_POLYGON_HEAD + pack(count) + own for own, count in zip(parts, counts, strict=True)]
+        if len(parts) > 1:
+            parts.insert(0, b"\x01" + _TYPE_AND_COUNT.pack(kind + 3, len(parts)))
+        result.append(b"".join(parts))
     return result
 
 
-def shapes_of_kinds(geometries: Geometries, kinds: Ints) -> tuple[Shapes, Ints]:
-    """Of each geometry the lines or polygons, as `kinds` says, as shapes, and which geometry each item is of.
+def few_with(shapes: Shapes, kept: Ints, index: Ints, geometries: Geometries) -> tuple[Shapes, Ints]:
+    """Items of `shapes` that are kept, then what became of others: lines of what was lines, polygons of polygons.
 
-    Items of lines come before those of polygons.
+    Args:
+        shapes: Items.
+        kept: Numbers of those that stay what they are.
+        index: Numbers of lines and polygons that became something else.
+        geometries: (index) what they became.
+
+    Returns:
+        The items, and which of `shapes` each is or comes from.
     """
-    if len(geometries) > FEW:
-        shapes, owner = shapes_of(geometries)
-        same = shapes.kind == kinds[owner]
-        return (shapes, owner) if same.all() else (shapes.take(where(same)), owner[same])
-    written: list[bytes | None] = geos.to_wkb(geometries, output_dimension=2, byte_order=1).tolist()
-    items: list[int] = []
+    bounds: list[int] = shapes.points.tolist()
+    ring_bounds: list[int] = shapes.rings.tolist()
+    own_shell: list[bool] = shapes.shell.tolist()
+    data = shapes.xy.astype("<f8", copy=False).tobytes()
+    of: list[int] = kept.tolist()
+    all_kinds: list[int] = shapes.kind.tolist()
+    kinds = [all_kinds[item] for item in of]
     rings = [0]
     shell: list[bool] = []
-    points = [0]
     runs: list[bytes] = []
-    total = 0
-    owners: list[int] = []
-    wanted: list[int] = kinds.tolist()
+    for item in of:
+        for ring in range(ring_bounds[item], ring_bounds[item + 1]):
+            runs.append(data[16 * bounds[ring] : 16 * bounds[ring + 1]])
+            shell.append(own_shell[ring])
+        rings.append(len(runs))
+    written: list[bytes | None] = geos.to_wkb(geometries, output_dimension=2, byte_order=1).tolist()
+    others: list[int] = index.tolist()
     for kind in (LINE, POLYGON):
-        for number, data in enumerate(written):
-            if data is None or wanted[number] != kind:
+        for item, data in zip(others, written, strict=True):
+            if data is None or all_kinds[item] != kind:
                 continue
             _runs(data, 0, kind, shell, runs)
             if len(runs) > rings[-1]:
-                for run in runs[rings[-1] :]:
-                    total += len(run) // 16
-                    points.append(total)
-                items.append(kind)
+                kinds.append(kind)
                 rings.append(len(runs))
-                owners.append(number)
-    return _of_runs(items, rings, shell, points, runs), np.array(owners, np.int64)
+                of.append(item)
+    points = [0, *accumulate([len(run) // 16 for run in runs])]
+    return _of_runs(kinds, rings, shell, points, runs), np.array(of, np.int64)
 
 
 def _runs(data: bytes, at: int, wanted: int, shell: list[bool], runs: list[bytes]) -> int:

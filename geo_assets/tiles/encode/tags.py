@@ -167,9 +167,11 @@ def _values(values: list[Any]) -> tuple[Ints, list[bytes], bool]:
 
 def _distinct(values: list[Any]) -> tuple[list[int], list[int], list[bytes]]:
     """Number of each value among the distinct ones, those numbers in the order of the table, and the table's fields."""
+    plain = values
     kinds = set(map(type, values))
     if not kinds <= _PLAIN:
-        values = [each if type(each) in _PLAIN else _json(each) for each in values]
+        plain = [each if type(each) in _PLAIN else _json(each) for each in values]
+    values = plain
     if float in kinds and 0.0 in values:
         # Equal for Python, and two values all the same.
         values = [
@@ -186,7 +188,7 @@ def _distinct(values: list[Any]) -> tuple[list[int], list[int], list[bytes]]:
         if number is not None:
             some = sorted(number)
             if kind is int and not (some[0] >= _LOWEST and some[-1] <= _HIGHEST):
-                return _distinct([str(each) if type(each) is int and _beyond(each) else each for each in values])
+                return _distinct([str(each) if type(each) is int and _beyond(each) else each for each in plain])
             table += map(number.__getitem__, some)
             fields += map(_FIELDS[kind], some)
     return found, table, fields
