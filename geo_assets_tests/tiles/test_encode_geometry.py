@@ -12,6 +12,8 @@ from hypothesis import HealthCheck, assume, event, example, given, settings
 from hypothesis import strategies as st
 
 from geo_assets.tiles.encode import encode_tiles
+from geo_assets.tiles.encode.grid import one_dent
+from geo_assets.tiles.encode.shapes import POLYGON, Shapes
 from geo_assets.tiles.layers import Layer, LayerSet
 from geo_assets.tiles.tile import Tile
 from geo_assets_tests.mvt_checker import violations
@@ -93,6 +95,24 @@ def test_whatever_comes_in_the_tile_keeps_the_specification(geometries: list[Any
     for tile in encode_tiles(columns([lon_lat(TILE, each) for each in geometries], tiles), layers):
         check(tile.data)
         assert tile.left_out == ()
+
+
+@settings(max_examples=1000, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=3, max_size=9))
+@example([(0, 0), (6, 0), (6, 2), (2, 2), (2, 6), (0, 6)])
+@example([(2, 2), (6, 2), (6, 6), (0, 6), (0, 0), (3, 0), (3, 1), (5, 1), (5, 5), (1, 5), (1, 1)])
+def test_a_ring_with_one_inward_corner_that_sees_all_others_is_valid(ring: list[tuple[int, int]]):
+    polygon = shapely.Polygon(ring)
+    xy = np.array(ring, float)
+    count = len(ring)
+    area = float(np.sum(xy[:, 0] * np.roll(xy[:, 1], -1) - np.roll(xy[:, 0], -1) * xy[:, 1]))
+    one = np.array([0, 1])
+    item = Shapes(np.array([POLYGON]), one, np.array([True]), one * count, xy)
+    (found,) = one_dent(item, np.array([area])).tolist()
+    assert not found or polygon.is_valid
+    event(f"found: {found}, valid: {polygon.is_valid}")
+    if ring == [(0, 0), (6, 0), (6, 2), (2, 2), (2, 6), (0, 6)]:
+        assert found
 
 
 @SETTINGS

@@ -68,16 +68,16 @@ def commands(shapes: Shapes) -> list[bytes]:
             end = points[last]
             result.append(varint((end - begin) // 2 << 3 | 1) + join(parameters[begin:end]))
             continue
-        parts: list[bytes] = []
+        path = b""
         while ring < last:
             ring += 1
             end = points[ring]
-            parts += (_MOVE_TO_ONE, *parameters[begin : begin + 2], varint(((end - begin) // 2 - 1) << 3 | 2))
-            parts += parameters[begin + 2 : end]
+            path += _MOVE_TO_ONE + parameters[begin] + parameters[begin + 1]
+            path += varint(((end - begin) // 2 - 1) << 3 | 2) + join(parameters[begin + 2 : end])
             if kind != LINE:
-                parts.append(_CLOSE_PATH)
+                path += _CLOSE_PATH
             begin = end
-        result.append(join(parts))
+        result.append(path)
     return result
 
 

@@ -28,6 +28,9 @@ SIMPLIFIED_FROM = {LINE: 3, POLYGON: 6}
 THINNED_FROM = 32
 """Coordinates from which a ring or line is thinned before it is clipped; below, clipping is as cheap."""
 
+DENTS_FROM = 48
+"""Polygons from which it pays to look for a single inward corner before the library is asked."""
+
 SETTLE_ROUNDS = 8
 """How often a polygon that cannot be snapped is rounded and mended; spikes settle in one or two."""
 
@@ -283,6 +286,11 @@ def _rounded(shapes: Shapes) -> tuple[Shapes, Bools, Ints, Ints]:
     area, convex = _measure(shapes)
     good = ~polygon | convex
     unsure = where(~good)
+    if len(unsure) >= DENTS_FROM:
+        single = unsure[(shapes.rings[unsure + 1] - shapes.rings[unsure]) == 1]
+        if len(single):
+            good[single] = one_dent(shapes.take(single), area[shapes.rings[single]])
+            unsure = where(~good)
     if len(unsure):
         good[unsure] = geos.is_valid(shapes.geometries(unsure))
     turned = ((area > 0) != shapes.shell) & polygon.repeat(shapes.rings[1:] - shapes.rings[:-1])
@@ -456,6 +464,40 @@ def _measure(shapes: Shapes) -> tuple[Floats, Bools]:
     if len(good) == len(shapes.kind):
         return area, good
     return area, (shapes.rings[1:] - shapes.rings[:-1] == 1) & good[shapes.rings[:-1]]
+
+
+def one_dent(shapes: Shapes, area: Floats) -> Bools:
+    """Which polygons of a single ring have one inward corner that sees all the others, as an L does: those are valid.
+
+    Seen from that corner, each edge that does not end there turns on strictly in the direction of the ring, by less
+    than half a turn. The inner angle of an inward corner is between a half and a whole turn, so all edges together are
+    once around at most, or one and a half times at least; the latter cross the corner's horizontal three times.
+
+    Args:
+        shapes: Polygons of one unclosed ring each, on whole units.
+        area: (polygons) twice the signed area, as measured.
+    """
+    x, y = shapes.xy.T.copy()
+    starts, lengths = shapes.points[:-1], shapes.lengths()
+    after = np.arange(1, len(x) + 1)
+    after[shapes.points[1:] - 1] = starts
+    sign = np.where(area > 0, 1.0, -1.0).repeat(lengths)
+    edge_x, edge_y = x[after] - x, y[after] - y
+    turn = (edge_x * edge_y[after] - edge_y * edge_x[after]) * sign
+    inward = turn <= 0
+    # The corner between an edge and the next; where there are several or none, it sees no other and the ring fails.
+    corner = after[np.maximum.reduceat(np.where(inward, np.arange(len(x)), 0), starts)]
+    from_x, from_y = x - x[corner].repeat(lengths), y - y[corner].repeat(lengths)
+    onward = (from_x * from_y[after] - from_y * from_x[after]) * sign > 0
+    below = (from_y > 0) | ((from_y == 0) & (from_x > 0))
+    crossings = np.add.reduceat((onward & (below != below[after])).astype(np.int64), starts)
+    return (
+        (np.add.reduceat(inward.astype(np.int64), starts) == 1)
+        # A corner that is straight, or turns back, is no inward one.
+        & (np.minimum.reduceat(turn, starts) < 0)
+        & (lengths - np.add.reduceat(onward.astype(np.int64), starts) == 2)
+        & (crossings <= 2)
+    )
 
 
 def _both(xy: Bools) -> Bools:

@@ -236,6 +236,7 @@ _FIELDS: dict[type, Callable[[Any], bytes]] = {
 }
 
 
+@lru_cache(maxsize=10_000)
 def key_field(name: str) -> bytes:
     """A key as its field of an MVT layer."""
     return _field(b"\x1a", _utf8(name))
