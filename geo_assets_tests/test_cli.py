@@ -273,6 +273,20 @@ def test_status_is_json_for_programs(terminal: Terminal) -> None:
     assert terminal("status").code == 0
 
 
+def test_a_tile_whose_object_was_cut_off_says_so(terminal: Terminal) -> None:
+    from geo_assets.ports import tile_object
+
+    world = World(terminal.home)
+    world.edit(feature(1, 1))
+    world.build_dirty()
+    state = next(iter(world.published().values()))
+    assert state.object_name is not None
+    for damage in (b"", b"no gzip"):
+        world.stack.tiles.put(tile_object(state.object_name), damage)
+        assert "cannot be decoded" in terminal.refused("tile", state.key)
+    world.close()
+
+
 def test_tile_decodes_what_is_served(terminal: Terminal) -> None:
     world = World(terminal.home)
     world.edit(feature(2**53 + 1, 1, name="Kiosk"))

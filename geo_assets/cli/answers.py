@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -13,7 +14,11 @@ from geo_assets.settings import Settings
 if TYPE_CHECKING:
     from geo_assets.stack import Stack
 
-out = Console(highlight=False)
+_WIDTH = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 400
+
+out = Console(highlight=False, width=_WIDTH)
+"""Answers. Piped into another program they are as wide as they need to be: a cut id cannot be searched for."""
+
 err = Console(stderr=True, highlight=False)
 
 

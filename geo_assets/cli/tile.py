@@ -26,6 +26,7 @@ def tile(
     from geo_assets.services.status import moment
     from geo_assets.tiles.decode import DecodeError, decode
     from geo_assets.tiles.tile import Tile
+    from geo_assets.tiles.workkey import tile_hash
 
     wanted = Tile.from_key(path) if ":" in path else Tile.from_path(path)
     with open_home() as stack:
@@ -37,7 +38,10 @@ def tile(
             f"tile {wanted}: the ledger names {name}, and it is not in the tile store; the integrity check mends it"
         )
     try:
-        layers = decode(gzip.decompress(stored)) if stored else []
+        data = gzip.decompress(stored) if stored is not None else b""
+        if stored is not None and tile_hash(data) != state.content_hash:
+            raise DecodeError("it has another hash than the ledger says")
+        layers = decode(data)
     except (DecodeError, OSError, EOFError) as fault:
         raise CliError(f"tile {wanted}: its object {name} cannot be decoded: {fault}") from None
     summary: dict[str, Any] = {

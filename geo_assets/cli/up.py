@@ -68,8 +68,14 @@ def up(
         supervisor.stop()
         raise
     asked = threading.Event()
+
+    def stop() -> None:
+        printer.stopping = True
+        supervisor.stopping.set()
+        asked.set()
+
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: (supervisor.stopping.set(), asked.set()))
+        signal.signal(number, lambda *_: stop())
     me = [sys.executable, "-m", "geo_assets.cli"]
     try:
         for name in ("edge", "ingest", "tiles"):
@@ -164,11 +170,12 @@ def check_ports(current: Settings) -> None:
 def prepare(current: Settings) -> None:
     """Create every file of the home once, in one process, so that the services find it there."""
     from geo_assets.events.crs import probe
+    from geo_assets.services.layer_changes import follow_layers
     from geo_assets.stack import Stack
 
     probe()
     with Stack(current) as stack:
-        stack.ensure()
+        follow_layers(stack.ensure())
 
 
 def top_level(name: str) -> Path:
@@ -220,6 +227,7 @@ class Printer:
 
     def __init__(self, verbose: bool) -> None:
         self._verbose = verbose
+        self.stopping = False
         self._lock = threading.Lock()
 
     def line(self, name: str, text: str) -> None:
@@ -227,7 +235,9 @@ class Printer:
         shown = Text.from_ansi(text)
         if not shown.plain.strip():
             return
-        if name == "dagster" and not self._verbose and any(noise in shown.plain for noise in self.NOISE):
+        # A run that Ctrl-C interrupts dies with its stack trace; its tiles are asked for again at the next start.
+        noisy = self.stopping or any(noise in shown.plain for noise in self.NOISE)
+        if name == "dagster" and noisy and not self._verbose:
             return
         with self._lock:
             out.print(Text(f"{name:>8} │ ", style=COLOURS.get(name, "white")).append_text(shown), soft_wrap=True)
@@ -240,15 +250,14 @@ class Printer:
         from geo_assets.services import sample as samples
 
         table = Table.grid(padding=(0, 2))
-        table.add_row("[bold]Map[/bold]", f"[link={current.tiles_url}]{current.tiles_url}[/link]")
-        table.add_row("[bold]Dagster[/bold]", f"[link={current.dagster_url}]{current.dagster_url}[/link]")
+        table.add_row("[bold]Map[/bold]", current.tiles_url)
+        table.add_row("[bold]Dagster[/bold]", current.dagster_url)
         table.add_row("[bold]Edge[/bold]", f"{current.edge_url}/v1/features")
+        title = f"geo_assets is up ({seconds:.0f} s)"
         command = samples.edit_command(current)
-        if command:
-            table.add_row("[bold]Edit a building[/bold]", command)
         with self._lock:
-            out.print(
-                Panel(
-                    table, title=f"geo_assets is up ({seconds:.0f} s)", subtitle="Ctrl-C stops everything", expand=False
-                )
-            )
+            out.print(Panel(table, title=title, subtitle="Ctrl-C stops everything", expand=False))
+            if command:
+                # Outside the box and in one piece, however narrow the terminal: it is there to be pasted.
+                out.print("[bold]Edit a building[/bold], in another terminal:")
+                out.print(command, soft_wrap=True, markup=False, highlight=False)

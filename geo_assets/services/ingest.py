@@ -29,6 +29,7 @@ from geo_assets.services.dead_letters import now_ms, write_dead_letters
 from geo_assets.services.dirty import DirtyPlan
 from geo_assets.services.housekeeping import Housekeeper
 from geo_assets.services.ingest_worker import BodyResult, BodyTask, Circumstances, FeatureResult, FeatureTask
+from geo_assets.services.layer_changes import follow_layers
 from geo_assets.services.pool import TaskFailed, WorkerPool, WorkersUnavailable
 from geo_assets.services.status import INGEST_GROUP
 from geo_assets.services.valid_edits import edit_of
@@ -411,7 +412,7 @@ def run(settings: Settings, *, once: bool = False) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     with Stack(settings) as stack:
-        stack.ensure()
+        follow_layers(stack.ensure())
         ingest = Ingest(stack)
         housekeeper = Housekeeper(lambda: Stack(settings))
         metrics = None

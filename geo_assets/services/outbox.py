@@ -6,13 +6,19 @@ Rows go only when the log or the ledger has acknowledged them; sending one twice
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import shapely
 import structlog
 
 from geo_assets.events import topics
 from geo_assets.services.dirty import wide_areas
 from geo_assets.tiles.cover import cover
+from geo_assets.tiles.keys import coordinates_of
+from geo_assets.tiles.tile import HALF_WORLD
+from geo_assets.tiles.zooms import to_mercator
 from resources.event_log.protocol import NewRecord
 from resources.feature_store.protocol import OutboxRow
 from resources.ledger.protocol import Manifest, UnknownManifest
@@ -94,9 +100,33 @@ def _wide_manifest(stack: Stack, row: OutboxRow) -> Manifest:
             "backfill its region in parts, or raise the cap"
         )
         log.warning("edit is too wide for its deeper zooms", feature=row.key, problem=problem)
+        # What is there must never show what is not so any more: known tiles are looked at all the same.
+        there = sorted({key for shape, zooms in areas for key in known_tiles(stack, shape, zooms)})
+        if there:
+            name = f"{manifest_id}-published"
+            stack.ledger.write_manifest(name, f"{title}, published tiles", "wide", there, parameters=parameters)
+            stack.ledger.mark_manifest(name)
         return stack.ledger.refuse_manifest(manifest_id, title, "wide", problem, parameters=parameters)
     stack.ledger.write_manifest(manifest_id, title, "wide", sorted(keys), parameters=parameters)
     return stack.ledger.mark_manifest(manifest_id)
+
+
+def known_tiles(stack: Stack, geometry: Any, zooms: Sequence[int]) -> list[str]:
+    """Tiles of the ledger at these zooms that a geometry (EPSG:4326) meets: as many as there are, however wide it is.
+
+    Those that are being built for the first time are among them: their builder may have read the features before.
+    """
+    keys = [state.key for state in stack.ledger.scan(zooms=zooms, published=False)]
+    if not keys:
+        return []
+    drawn = shapely.transform(geometry, to_mercator)
+    shapely.prepare(drawn)
+    z, x, y = coordinates_of(keys)
+    side = 2 * HALF_WORLD / np.exp2(z)
+    reach = stack.layers.reach_fraction * side
+    west, north = x * side - HALF_WORLD, HALF_WORLD - y * side
+    boxes = shapely.box(west - reach, north - side - reach, west + side + reach, north + reach)
+    return [keys[i] for i in np.flatnonzero(shapely.intersects(drawn, boxes)).tolist()]
 
 
 def sweep_imports(stack: Stack) -> int:

@@ -92,7 +92,8 @@ def edit_command(settings: Settings) -> str | None:
     if not path.exists():
         return None
     program = Path(sys.executable).with_name("geo-assets")
-    shown = [_short(program), "--home", _short(settings.home), "post", _short(path)]
+    home = [] if settings.home == Path(".geo_assets").absolute() else ["--home", _short(settings.home)]
+    shown = [_short(program), *home, "post", _short(path)]
     return shlex.join(shown)
 
 

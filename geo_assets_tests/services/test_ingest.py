@@ -328,3 +328,24 @@ def test_an_unknown_source_is_a_dead_letter(world: World) -> None:
 def test_bodies_of_another_form_are_dead_letters(world: World, body: Any) -> None:
     outcome = world.edit(json.dumps(body).encode(), event_id="odd")
     assert [letter.reason for letter in outcome.letters] == ["schema"]
+
+
+def test_a_wide_feature_that_is_deleted_leaves_no_ghost_in_a_published_tile(tmp_path: Path) -> None:
+    world = World(tmp_path / "home", edit_cap=50, manifest_cap=200)
+    try:
+        world.edit(feature(1, 1))
+        world.build_dirty()
+        near = set(world.published())
+        wide = {**feature(2, 1, at=(20.0, 56.0), size=10.0), "id": 2}
+        world.edit(wide)
+        world.build_dirty()
+        shown = [key for key in near if any(p["version"] == 1 for p in world.properties(key))]
+        assert all(len(world.properties(key)) == 2 for key in shown), "it shows in every tile that was there"
+
+        world.edit({"type": "Feature", "id": 2, "version": 2, "action": "delete"})
+        world.build_dirty()
+        assert all(len(world.properties(key)) == 1 for key in shown)
+        assert world.stack.ledger.counts().dirty_live == 0
+        assert "refused" in {m.state for m in world.stack.ledger.manifests()}
+    finally:
+        world.close()

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from geo_assets.services.layer_changes import follow_layers
+from geo_assets_tests.world import World, feature
+
+POINT = {"type": "Point", "coordinates": [24.9441, 60.1690]}
+
+
+class Crash(BaseException):
+    """A process that is gone: nothing may catch it."""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+def layers(home: Path, pois_from: int) -> None:
+    home.mkdir(exist_ok=True)
+    (home / "layers.yaml").write_text(
+        "max_zoom: 16\nlayers:\n  - {name: buildings, min_zoom: 14, min_pixels: 0}\n"
+        f"  - {{name: pois, min_zoom: {pois_from}}}\n"
+    )
+
+
+def poi(number: int) -> dict[str, object]:
+    return {**feature(number, 1, layer="pois"), "geometry": POINT}
+
+
+def zooms(world: World) -> set[int]:
+    return {int(key.partition(":")[0]) for key in world.published() if world.properties(key, "pois")}
+
+
+@pytest.fixture
+def old(home: Path) -> Iterator[World]:
+    layers(home, pois_from=15)
+    world = World(home)
+    follow_layers(world.stack)
+    world.edit(poi(1))
+    world.edit(feature(2, 1))
+    world.build_dirty()
+    assert zooms(world) == {15, 16}
+    yield world
+    world.close()
+
+
+def reopened(old: World, pois_from: int) -> World:
+    layers(old.settings.home, pois_from)
+    return World(old.settings.home)
+
+
+@pytest.mark.parametrize(("pois_from", "expected"), [(12, {12, 13, 14, 15, 16}), (16, {16}), (15, {15, 16})])
+def test_a_changed_layer_shows_stored_features_at_its_new_zooms(old: World, pois_from: int, expected: set[int]) -> None:
+    world = reopened(old, pois_from)
+    follow_layers(world.stack)
+    world.build_dirty()
+    assert zooms(world) == expected
+    assert follow_layers(world.stack) is None
+    world.close()
+
+
+def test_layers_that_did_not_change_mark_nothing(old: World) -> None:
+    assert follow_layers(old.stack) is None
+    assert old.stack.ledger.dirty(10) == []
+
+
+def test_a_layer_that_is_gone_leaves_the_tiles(old: World) -> None:
+    (old.settings.home / "layers.yaml").write_text("max_zoom: 16\nlayers: [{name: buildings, min_zoom: 14}]\n")
+    world = World(old.settings.home)
+    follow_layers(world.stack)
+    world.build_dirty()
+    assert zooms(world) == set()
+    assert any(world.properties(key) for key in world.published())
+    world.close()
+
+
+@pytest.mark.parametrize("step", ["set_zooms", "mark_manifest", "set_value"])
+def test_killed_on_the_way_it_does_the_rest_when_started_again(
+    old: World, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = reopened(old, 12)
+    port = world.stack.features if step == "set_zooms" else world.stack.ledger
+
+    def dies(*_: object, **__: object) -> None:
+        raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(port, step, dies)
+        with pytest.raises(Crash):
+            follow_layers(world.stack)
+    follow_layers(world.stack)
+    world.build_dirty()
+    assert zooms(world) == {12, 13, 14, 15, 16}
+    world.close()
