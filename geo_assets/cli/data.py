@@ -41,6 +41,7 @@ def import_file(
     file: Path = typer.Argument(..., help=".osm.pbf, .geojson, .geojsonl, .gpkg, .shp, .fgb or .parquet."),
     mapping: Path = typer.Option(None, help="YAML that says which objects become features of which layer."),
     layer: str = typer.Option(None, help="Layer of every feature that names none."),
+    id_column: str = typer.Option(None, help="Column with each feature's id: integers or texts, none empty or twice."),
     source: str = typer.Option(None, help="Source whose features they become (default: the only one)."),
     crs: str = typer.Option(None, help="CRS of the file, such as EPSG:3067, where it declares none."),
     wait: bool = typer.Option(False, help="Stay until Dagster has built the tiles, with a progress bar."),
@@ -48,27 +49,45 @@ def import_file(
     """Import a file: same rules and same transaction as events that come in through the edge.
 
     What is refused becomes a dead letter with its reason. The changed tiles are marked as one manifest; with
-    `geo-assets up` running they are built by themselves. Examples:
+    `geo-assets up` running they are built by themselves.
+
+    Ids are unique per source, over all its layers and files: a feature whose id is there already
+    replaces the one that has it. GeoJSON keeps its ids. A row of a table is known by file name, table
+    and row (parcels.gpkg:parcels:17), so that importing the file again changes nothing; where rows
+    come and go, or several files have one name, say --id-column. Examples:
 
         geo-assets import parcels.gpkg --layer buildings
+
+        geo-assets import parcels.shp --layer buildings --id-column parcel_no
 
         geo-assets import city.osm.pbf --mapping mapping.yaml --wait
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from geo_assets.cli.backfill import follow
+    from geo_assets.services.import_checks import check_crs, check_layers, check_tables
     from geo_assets.services.importer import Imported, import_reading
+    from geo_assets.services.layer_changes import follow_layers
     from geo_assets.services.reading import open_file
     from geo_assets.services.reading.mapping import load_mapping
     from geo_assets.services.sample import folder, summary
 
     with open_home() as stack:
         chosen = source_of(stack, source)
-        stack.ensure()
+        follow_layers(stack.ensure())
         rules = load_mapping(mapping) if mapping is not None else None
         if rules is None and file.name.endswith((".osm.pbf", ".osm", ".pbf")):
             rules = load_mapping(folder() / "mapping.yaml")
-        reading = open_file(file, rules, layer=layer)
+        if layer is not None:
+            check_layers([layer], stack.layers, chosen, "--layer")
+        if rules is not None:
+            where = str(mapping) if mapping is not None else "the sample's mapping (say --mapping with your own)"
+            check_layers(rules.layers, stack.layers, chosen, where)
+        if crs is not None:
+            crs = check_crs(crs)
+        reading = open_file(file, rules, layer=layer, id_column=id_column, layers=stack.layers.names)
+        if layer is None:
+            check_tables(reading, rules, stack.layers, chosen)
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,9 +18,9 @@ from geo_assets.services.dead_letters import now_ms, write_dead_letters
 from geo_assets.services.dirty import DirtyPlan
 from geo_assets.services.ingest_worker import Circumstances, FeatureResult, FeatureTask
 from geo_assets.services.pool import TaskFailed, WorkerPool
-from geo_assets.services.reading.reading import Reading, ReadingError
+from geo_assets.services.reading.reading import Reading, ReadingError, Unfit
 from geo_assets.services.valid_edits import edit_of
-from resources.feature_store.protocol import Edit
+from resources.feature_store.protocol import Change, Edit, OutboxRow
 from resources.ledger.protocol import Manifest
 
 if TYPE_CHECKING:
@@ -104,6 +104,11 @@ def import_reading(
             if stop is not None and stop.is_set():
                 break
             done.read += 1
+            if isinstance(raw, Unfit):
+                results.append(FeatureResult(index, raw.raw, None, raw.fault))
+                if len(results) >= EDITS_A_TRANSACTION:
+                    store()
+                continue
             chunk.append(FeatureTask(at, info, index, raw))
             if len(chunk) >= CHUNK:
                 yield chunk
@@ -114,18 +119,31 @@ def import_reading(
     edits: list[Edit] = []
     results: list[FeatureResult] = []
     raws: dict[str, tuple[int, bytes]] = {}
+    unchanged: set[str] = set()
+
+    def planned(changes: Sequence[Change]) -> list[OutboxRow]:
+        # What has no version of its own comes with the receive stamp, newer at each import: its row takes that, so that
+        # an event from before stays stale, but no tile differs.
+        same = [_same(change) for change in changes]
+        unchanged.clear()
+        unchanged.update(change.edit.event_key for change, is_same in zip(changes, same, strict=True) if is_same)
+        return plan([change for change, is_same in zip(changes, same, strict=True) if not is_same])
 
     def store() -> None:
         nonlocal lease
         letters = [_letter(at, one.index, one.raw, one.refused) for one in results if one.refused is not None]
         if edits:
-            for applied in stack.features.apply(edits, plan, now_ms=now_ms()):
-                done.outcomes[applied.outcome] = done.outcomes.get(applied.outcome, 0) + 1
+            for applied in stack.features.apply(edits, planned, now_ms=now_ms()):
+                same = applied.outcome == "applied" and applied.edit.event_key in unchanged
+                outcome = "unchanged" if same else applied.outcome
+                done.outcomes[outcome] = done.outcomes.get(outcome, 0) + 1
                 if applied.outcome == "version_conflict":
                     index, raw = raws[applied.edit.event_key]
+                    twice = applied.edit.version == at.received_ms
                     fault = Refused(
                         "version_conflict", "version", str(applied.edit.version),
                         f"above {applied.current_version}, or the same content",
+                        "another feature of this import has the same id" if twice else "",
                     )  # fmt: skip
                     letters.append(_letter(at, index, raw, fault))
             plan.known |= plan.fresh
@@ -165,6 +183,14 @@ def import_reading(
             stack.guard.release(lease)
         progress(done)
     return done
+
+
+def _same(change: Change) -> bool:
+    """Whether the feature shows as it did: same content, same zooms."""
+    before, after = change.before, change.after
+    if before is None or after is None:
+        return False
+    return before.digest == after.digest and (before.min_zoom, before.max_zoom) == (after.min_zoom, after.max_zoom)
 
 
 def _letter(at: Circumstances, index: int, raw: bytes, refused: Refused) -> DeadLetter:

@@ -17,7 +17,15 @@ import pytest
 import shapely
 
 from geo_assets.configuration import parse_layers
-from geo_assets.services.reading import LayerMapping, MappingError, Reading, ReadingError, load_mapping, open_file
+from geo_assets.services.reading import (
+    LayerMapping,
+    MappingError,
+    Reading,
+    ReadingError,
+    Unfit,
+    load_mapping,
+    open_file,
+)
 
 SAMPLE = Path(__file__).parents[2] / "geo_assets" / "sample"
 
@@ -62,7 +70,7 @@ def write_parquet(path: Path, rows: pa.Table | None = None, **column: Any) -> Pa
 
 
 def all_of(reading: Reading) -> list[dict[str, Any]]:
-    return [json.loads(raw) for raw in reading]
+    return [json.loads(raw) for raw in reading if isinstance(raw, bytes)]
 
 
 def by_key(reading: Reading) -> dict[str, dict[str, Any]]:
@@ -116,7 +124,7 @@ def test_a_shapefile_is_read_with_its_crs_and_encoding(tmp_path: Path) -> None:
     assert features["a"]["properties"]["text"] == "Ä"
     assert features["a"]["layer"] == "places"
     assert features["c"]["geometry"] is None
-    assert [f["id"] for f in features.values()] == [0, 1, 2, 3]
+    assert [f["id"] for f in features.values()] == [f"places.shp:{row}" for row in range(4)]
 
 
 def test_an_id_column_and_a_version_column_are_taken(tmp_path: Path) -> None:
@@ -134,10 +142,44 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path: Path,
         open_file(made(tmp_path, form), LayerMapping.single("buildings", id_column="code"))
 
 
-def test_the_rows_own_id_is_the_default_and_no_version_is_invented(tmp_path: Path) -> None:
+def test_the_default_id_names_file_table_and_row_and_no_version_is_invented(tmp_path: Path) -> None:
     features = all_of(open_file(made(tmp_path, "GPKG"), layer="buildings"))
-    assert [feature["id"] for feature in features] == [1, 2, 3, 4]
+    assert [feature["id"] for feature in features] == [f"places.gpkg:places:{row}" for row in range(1, 5)]
     assert all("version" not in feature for feature in features)
+
+
+@pytest.mark.parametrize("form", ["FlatGeobuf", "GeoParquet"])
+def test_the_default_id_of_a_format_with_one_nameless_table_leaves_the_table_out(tmp_path: Path, form: str) -> None:
+    path = made(tmp_path, form)
+    ids = [feature["id"] for feature in all_of(open_file(path))]
+    assert ids == [f"{path.name}:{row}" for row in range(4)]
+    assert ids == [feature["id"] for feature in all_of(open_file(path))]
+
+
+def test_the_id_column_asked_for_goes_before_the_mappings(tmp_path: Path) -> None:
+    mapping = LayerMapping.single("buildings", id_column="rev")
+    for form in ("GPKG", "FlatGeobuf", "GeoParquet"):
+        path = made(tmp_path, form)
+        assert [f["id"] for f in all_of(open_file(path, mapping, id_column="key"))] == ["a", "b", "c", "d"]
+        assert [f["id"] for f in all_of(open_file(path, layer="pois", id_column="rev"))] == [1, 2, 3, 4]
+
+
+def test_an_id_that_is_null_or_no_integer_or_text_makes_its_row_unfit_with_the_columns_name(tmp_path: Path) -> None:
+    path = made(tmp_path, "GPKG")
+    whole, nothing, *_ = list(open_file(path, layer="buildings", id_column="flag"))
+    assert isinstance(whole, Unfit)
+    assert isinstance(nothing, Unfit)
+    assert "'flag' holds neither a whole number nor a text" in str(whole.fault)
+    assert "'flag' is empty" in str(nothing.fault)
+    assert json.loads(nothing.raw)["layer"] == "buildings"
+    fit = [item for item in open_file(path, id_column="ratio") if isinstance(item, bytes)]
+    assert [json.loads(raw)["id"] for raw in fit] == [1]
+
+
+def test_a_table_called_like_no_layer_of_the_map_leaves_the_layer_open(tmp_path: Path) -> None:
+    path = made(tmp_path, "GPKG")
+    assert all("layer" not in feature for feature in all_of(open_file(path, layers=["buildings"])))
+    assert all(feature["layer"] == "places" for feature in all_of(open_file(path, layers=["places"])))
 
 
 def test_a_column_called_action_is_an_attribute_and_deletes_nothing(tmp_path: Path) -> None:
@@ -265,6 +307,26 @@ def test_sequences_are_read_line_by_line(tmp_path: Path, separator: str) -> None
     reading = open_file(path)
     assert (reading.format, reading.total) == ("GeoJSONSeq", 3)
     assert [feature["id"] for feature in all_of(reading)] == [0, 1, 2]
+
+
+def test_the_id_column_of_geojson_is_a_property_and_features_keep_their_layers(tmp_path: Path) -> None:
+    path = tmp_path / "p.geojson"
+    own = FEATURE | {"layer": "roads"}
+    path.write_text(json.dumps({"type": "FeatureCollection", "features": [own, FEATURE | {"properties": {}}]}))
+    first, second = list(open_file(path, layer="buildings", id_column="use"))
+    assert isinstance(first, bytes)
+    assert (json.loads(first)["id"], json.loads(first)["layer"]) == ("school", "roads")
+    assert isinstance(second, Unfit)
+
+
+def test_a_line_of_a_sequence_that_is_no_json_object_is_unfit_and_keeps_its_text(tmp_path: Path) -> None:
+    path = tmp_path / "p.geojsonl"
+    path.write_text(f"{json.dumps(FEATURE)}\nnonsense\n{json.dumps(FEATURE)}\n")
+    reading = open_file(path)
+    items = list(reading)
+    assert [isinstance(item, Unfit) for item in items] == [False, True, False]
+    assert [item.raw for item in items if isinstance(item, Unfit)] == [b"nonsense"]
+    assert not reading.left_out
 
 
 def test_rules_apply_to_geojson_and_numbers_keep_their_text(tmp_path: Path) -> None:
@@ -549,6 +611,20 @@ def test_a_file_that_was_cut_off_is_an_error_and_never_a_shorter_import(
         all_of(open_file(path, mapping))
     assert "\n" not in str(fault.value)
     assert str(path) in str(fault.value)
+
+
+@pytest.mark.parametrize("index", ["YES", "NO"])
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.9])
+def test_a_flatgeobuf_that_was_cut_off_is_told_to_be_damaged(tmp_path: Path, share: float, index: str) -> None:
+    path = write(tmp_path / "p.fgb", "FlatGeobuf", many_rows().slice(0, 500), layer_options={"SPATIAL_INDEX": index})
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+    with pytest.raises(ReadingError, match="is damaged"):
+        all_of(open_file(path))
+
+
+def test_an_openstreetmap_file_takes_no_id_column() -> None:
+    with pytest.raises(ReadingError, match="no id column 'name'"):
+        open_file(SAMPLE / "helsinki.osm.pbf", load_mapping(SAMPLE / "mapping.yaml"), id_column="name")
 
 
 def test_a_collection_cut_off_at_any_byte_is_an_error(tmp_path: Path) -> None:

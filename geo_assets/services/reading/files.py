@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 from geo_assets.services.reading.mapping import LayerMapping
@@ -35,14 +36,19 @@ def open_file(
     *,
     layer: str | None = None,
     table: str | None = None,
+    id_column: str | None = None,
+    layers: Collection[str] | None = None,
 ) -> Reading:
     """Open a local file for import. The format is told by the content, not by the name.
 
     Args:
         path: The file; of a Shapefile its .shp. A symbolic link is followed. No URL, no `/vsi` path, no archive.
         mapping: Which objects become features of which layer; None takes them all, with every attribute.
-        layer: Layer of what names none, where there is no mapping.
+        layer: Layer of what names none.
         table: The table to read, of a GeoPackage that has several; None reads them all.
+        id_column: Column or property with the features' ids; it goes before the mapping's. Not of OpenStreetMap files.
+        layers: The map's layers: a table called like one goes into it where nothing else names a layer. None: any
+            table's name is taken for a layer's.
 
     Returns:
         The reading, to be iterated once.
@@ -56,18 +62,30 @@ def open_file(
     if kind == "osm.pbf" or kind == "osm":
         if mapping is None:
             raise ReadingError(f"{file}: an OpenStreetMap file needs a mapping of its tags to layers")
+        if id_column is not None:
+            raise ReadingError(f"{file}: OpenStreetMap objects have their ids; they take no id column {id_column!r}")
         from geo_assets.services.reading.osm import open_osm
 
         return open_osm(file, mapping, kind)
+    if id_column is not None:
+        mapping = (
+            LayerMapping.single(None if kind == "GeoJSON" else layer, id_column=id_column)
+            if mapping is None
+            else mapping.model_copy(update={"id": id_column})
+        )
     if kind == "GeoJSON":
         from geo_assets.services.reading.geojson import open_geojson
 
         return open_geojson(file, mapping, layer)
     if mapping is None:
         mapping = LayerMapping.single(layer)
+    elif layer is not None:
+        mapping = mapping.with_default(layer)
     from geo_assets.services.reading.tables import open_geoparquet, open_table
 
-    return open_geoparquet(file, mapping) if kind == "GeoParquet" else open_table(file, kind, mapping, table)
+    if kind == "GeoParquet":
+        return open_geoparquet(file, mapping)
+    return open_table(file, kind, mapping, table, layers)
 
 
 def _local(path: str | os.PathLike[str]) -> Path:

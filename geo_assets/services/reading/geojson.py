@@ -11,7 +11,7 @@ from geo_assets.events import collection
 from geo_assets.events.dead_letter import Refused
 from geo_assets.events.json_text import JsonError, canonical, loads
 from geo_assets.services.reading.mapping import LayerMapping
-from geo_assets.services.reading.reading import Reading, ReadingError, kinds_of_type
+from geo_assets.services.reading.reading import Reading, ReadingError, Unfit, kinds_of_type, own_id
 
 _CONTENT_TYPES = {
     ".geojsonl": "application/geo+json-seq",
@@ -42,11 +42,14 @@ def open_geojson(path: Path, mapping: LayerMapping | None, layer: str | None) ->
     if layer is not None:
         defaults.setdefault("layer", layer)
 
-    def read(left_out: Counter[str]) -> Iterator[bytes]:
+    def read(left_out: Counter[str]) -> Iterator[bytes | Unfit]:
         with path.open("rb") as body:
             for item in collection.features(body, info.form, content_type=content_type):
                 if item.fault is not None:
-                    left_out[_line(item.fault)[:200]] += 1
+                    if item.raw:
+                        yield Unfit(item.raw, item.fault)
+                    else:  # too long to be kept
+                        left_out[_line(item.fault)[:200]] += 1
                 elif mapping is None and not defaults:
                     yield item.raw
                 else:
@@ -60,7 +63,7 @@ def open_geojson(path: Path, mapping: LayerMapping | None, layer: str | None) ->
 
 def _shaped(
     raw: bytes, mapping: LayerMapping | None, defaults: Mapping[str, Any], left_out: Counter[str]
-) -> bytes | None:
+) -> bytes | Unfit | None:
     """The feature with what it did not say itself, and as the mapping wants it; None where no rule fits."""
     try:
         value = loads(raw)
@@ -72,6 +75,7 @@ def _shaped(
     for name, default in defaults.items():
         if feature.get(name) is None:
             feature[name] = default
+    fault: Refused | None = None
     if mapping is not None:
         properties = feature.get("properties")
         values: dict[str, Any] = cast("dict[str, Any]", properties) if isinstance(properties, dict) else {}
@@ -83,14 +87,19 @@ def _shaped(
             return None
         if rule.layer is not None:
             feature["layer"] = rule.layer
-        for name, column in (("id", mapping.id), ("version", mapping.version)):
-            if column is not None and values.get(column) is not None:
-                feature[name] = values[column]
+        if mapping.version is not None and values.get(mapping.version) is not None:
+            feature["version"] = values[mapping.version]
+        if mapping.id is not None:
+            try:
+                feature["id"] = own_id(values.get(mapping.id), mapping.id)
+            except Refused as refusal:
+                fault = refusal
         feature["properties"] = rule.properties(values)
     try:
-        return canonical(feature).encode()
+        shaped = canonical(feature).encode()
     except JsonError:
-        return raw
+        shaped = raw
+    return shaped if fault is None else Unfit(shaped, fault)
 
 
 def _crs(path: Path, declared: Any) -> str | None:

@@ -92,7 +92,10 @@ class LayerMapping(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    id: str | None = Field(default=None, description="Column with the id; else the file's own feature id.")
+    id: str | None = Field(
+        default=None,
+        description="Column with the id, integer or text; else the file's own, or its name and the row's number.",
+    )
     version: str | None = Field(default=None, description="Column with the version, a whole number.")
     rules: tuple[Rule, ...] = Field(min_length=1)
 
@@ -116,6 +119,11 @@ class LayerMapping(BaseModel):
             if rule.fits(values, kinds, origin, table):
                 return rule
         return None
+
+    def with_default(self, layer: str) -> LayerMapping:
+        """The same rules; one that names no layer has this one."""
+        rules = tuple(r if r.layer is not None else r.model_copy(update={"layer": layer}) for r in self.rules)
+        return self.model_copy(update={"rules": rules})
 
     @property
     def layers(self) -> frozenset[str]:

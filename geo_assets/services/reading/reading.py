@@ -10,11 +10,32 @@ from typing import Any
 
 import msgspec
 
+from geo_assets.events.dead_letter import Refused
+from geo_assets.events.json_text import shorten
+
 _encode = msgspec.json.Encoder().encode
 
 
 class ReadingError(Exception):
     """A file that cannot be imported: one line that names it, what is wrong and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """An object that was to become a feature and cannot: a dead letter of the import."""
+
+    raw: bytes
+    """The feature as far as it came."""
+    fault: Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of a file, as its head describes it."""
+
+    name: str | None
+    """None in a format whose one table has no name."""
+    columns: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +53,14 @@ class Reading:
     """The declared CRS of every feature: `EPSG:3067`, WKT or PROJJSON. None: the file declares none."""
     total: int | None
     """Objects in the file; None where only reading it would tell."""
-    read: Callable[[Counter[str]], Iterator[bytes]] = field(repr=False)
+    read: Callable[[Counter[str]], Iterator[bytes | Unfit]] = field(repr=False)
     left_out: Counter[str] = field(default_factory=Counter)
     """Objects that became no feature, by reason; complete when the iteration ended."""
+    tables: tuple[Table, ...] = ()
+    """The tables that are read; none of a format that has none."""
 
-    def __iter__(self) -> Iterator[bytes]:
-        """Features as JSON bytes.
+    def __iter__(self) -> Iterator[bytes | Unfit]:
+        """Features as JSON bytes, and what was to be one and cannot.
 
         Raises:
             ReadingError: The file turns out to be damaged on the way.
@@ -69,6 +92,21 @@ def kinds_of_wkb(shape: bytes | None) -> frozenset[str]:
 def kinds_of_type(name: str | None) -> frozenset[str]:
     """`point`, `line` or `area` by GeoJSON's name of a geometry type; all three where that does not say."""
     return _KINDS.get(_NAMES.get(name or "", 0), _ALL)
+
+
+def own_id(value: Any, column: str) -> int | str:
+    """The id of a feature as the file's own column has it; a whole number stays one however it is stored.
+
+    Raises:
+        Refused: `schema`: it is null, or neither a whole number nor a text.
+    """
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if value is None or isinstance(value, bool) or not isinstance(value, int | str):
+        said = "is empty" if value is None else "holds neither a whole number nor a text"
+        shown = None if value is None else shorten(value)
+        raise Refused("schema", "id", shown, "integer or text", f"the id column {column!r} {said}")
+    return value
 
 
 def feature_json(

@@ -10,9 +10,10 @@ import datetime
 import decimal
 import json
 import math
+import os
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ import pyogrio
 import pyogrio.errors
 import pyogrio.raw
 
+from geo_assets.events.dead_letter import Refused
 from geo_assets.services.reading.mapping import LayerMapping
-from geo_assets.services.reading.reading import Reading, ReadingError, feature_json, kinds_of_wkb
+from geo_assets.services.reading.reading import Reading, ReadingError, Table, Unfit, feature_json, kinds_of_wkb, own_id
 
 _BATCH_ROWS = 2_000
 """Rows held at once: with 1,000 vertices each, 32 MB."""
@@ -42,14 +44,18 @@ _FAULTS = (
 )
 
 
-def open_table(path: Path, driver: str, mapping: LayerMapping, table: str | None) -> Reading:
+def open_table(
+    path: Path, driver: str, mapping: LayerMapping, table: str | None, layers: Collection[str] | None = None
+) -> Reading:
     """Read a file by GDAL; every table of it that has a geometry, or the one that is named.
 
     Args:
         path: A local file, resolved.
         driver: GDAL's name of the driver that the content calls for; another one is refused.
-        mapping: Rules, and the columns of id and version. Without an id column the id is the row's number in the file.
+        mapping: Rules, and the columns of id and version. Without an id column the id is the file's name and the
+            row's number in it, and of a GeoPackage the table's name between them.
         table: Of a GeoPackage, the table to read.
+        layers: The map's layers: a table called like one goes into it where the rule names none. None: any table.
 
     Raises:
         ReadingError: GDAL cannot read it, there is no such table or column, or two tables are of different CRS.
@@ -61,9 +67,12 @@ def open_table(path: Path, driver: str, mapping: LayerMapping, table: str | None
     if table is not None and table not in names:
         raise ReadingError(f"{path}: has no table {table!r} with a geometry; there are {', '.join(names) or 'none'}")
     if not names:
+        if driver == "FlatGeobuf":  # its one table always has a geometry
+            raise ReadingError(f"{path}: is damaged: it ends within its header or index")
         raise ReadingError(f"{path}: has no table with a geometry")
     chosen = names if table is None else [table]
     total = 0
+    tables: list[Table] = []
     systems: dict[str | None, str] = {}
     for name in chosen:
         with _told(path):
@@ -72,12 +81,14 @@ def open_table(path: Path, driver: str, mapping: LayerMapping, table: str | None
             raise ReadingError(f"{path}: GDAL takes it for {info['driver']}, its content is {driver}")
         total += max(0, int(info["features"]))
         systems.setdefault(_code(info["crs"]), name)
-        _need_columns(path, mapping, [*map(str, info["fields"]), str(info["fid_column"])])
+        columns = [*map(str, info["fields"]), str(info["fid_column"])]
+        _need_columns(path, mapping, columns)
+        tables.append(Table(name, frozenset(columns)))
     if len(systems) > 1:
         pairs = ", ".join(f"{name} in {_short(crs)}" for crs, name in systems.items())
         raise ReadingError(f"{path}: its tables are of different CRS ({pairs}); name one with its table")
 
-    def read(left_out: Counter[str]) -> Iterator[bytes]:
+    def read(left_out: Counter[str]) -> Iterator[bytes | Unfit]:
         rows = 0
         for number, name in enumerate(chosen):
             with _told(path):
@@ -92,15 +103,16 @@ def open_table(path: Path, driver: str, mapping: LayerMapping, table: str | None
                 with opened as (meta, reader):
                     fid = str(meta["fid_column"]) or reader.schema.names[0]
                     geometry = str(meta["geometry_name"]) or "wkb_geometry"
+                    # Numbers of rows begin anew in each file and table, and a source's ids are of all its files.
+                    prefix = f"{_file_name(path)}:{name}:" if driver == "GPKG" else f"{_file_name(path)}:"
+                    default = name if layers is None or name in layers else None
                     for batch in reader:
                         rows += batch.num_rows
-                        # Numbers of rows begin anew in each table.
-                        prefix = "" if len(names) == 1 else f"{name}:"
-                        yield from _features(batch, geometry, fid, prefix, mapping, name, left_out)
+                        yield from _features(batch, geometry, fid, prefix, mapping, name, default, left_out)
             if number == len(chosen) - 1 and rows < total:
                 raise ReadingError(f"{path}: is damaged: {rows} of {total} rows could be read")
 
-    return Reading(path, driver, next(iter(systems)), total, read)
+    return Reading(path, driver, next(iter(systems)), total, read, tables=tuple(tables))
 
 
 def open_geoparquet(path: Path, mapping: LayerMapping) -> Reading:
@@ -126,18 +138,20 @@ def open_geoparquet(path: Path, mapping: LayerMapping) -> Reading:
         raise ReadingError(f"{path}: has no column {geometry[:80]!r}, which its metadata names as the geometry")
     _need_columns(path, mapping, schema.names)
 
-    def read(left_out: Counter[str]) -> Iterator[bytes]:
+    prefix = f"{_file_name(path)}:"
+
+    def read(left_out: Counter[str]) -> Iterator[bytes | Unfit]:
         rows = 0
         with _told(path), pq.ParquetFile(path) as file:
             for batch in file.iter_batches(_BATCH_ROWS):
                 numbers = pa.array(range(rows, rows + batch.num_rows), pa.int64())
                 numbered = pa.RecordBatch.from_arrays([numbers, *batch.columns], names=["", *batch.schema.names])
                 rows += batch.num_rows
-                yield from _features(numbered, geometry, "", "", mapping, None, left_out)
+                yield from _features(numbered, geometry, "", prefix, mapping, None, None, left_out)
 
     # Absent means longitude and latitude; null means that nobody knows (GeoParquet 1.1, "crs").
     crs = _projjson_code(column["crs"]) if "crs" in column else "OGC:CRS84"
-    return Reading(path, "GeoParquet", crs, total, read)
+    return Reading(path, "GeoParquet", crs, total, read, tables=(Table(None, frozenset(schema.names)),))
 
 
 def _features(
@@ -147,8 +161,9 @@ def _features(
     prefix: str,
     mapping: LayerMapping,
     table: str | None,
+    default: str | None,
     left_out: Counter[str],
-) -> Iterator[bytes]:
+) -> Iterator[bytes | Unfit]:
     columns: dict[str, Iterable[Any]] = {}
     shapes: Iterable[bytes | None] = ()
     numbers: Iterable[int] = ()
@@ -172,14 +187,26 @@ def _features(
         if rule is None:
             left_out["no rule fits"] += 1
             continue
-        feature_id = values.get(mapping.id) if mapping.id is not None else (f"{prefix}{number}" if prefix else number)
+        feature_id: Any = f"{prefix}{number}"
+        fault: Refused | None = None
+        if mapping.id is not None:
+            try:
+                feature_id = own_id(values.get(mapping.id), mapping.id)
+            except Refused as refusal:
+                feature_id, fault = None, refusal
         if mapping.id == row_id and row_id:
             values.pop(row_id, None)
         version = values.get(mapping.version) if mapping.version is not None else None
         if isinstance(version, float) and version.is_integer():
             version = int(version)
-        layer = rule.layer if rule.layer is not None else table
-        yield feature_json(feature_id, version, layer, rule.properties(values), None if shape is None else shape.hex())
+        layer = rule.layer if rule.layer is not None else default
+        raw = feature_json(feature_id, version, layer, rule.properties(values), None if shape is None else shape.hex())
+        yield raw if fault is None else Unfit(raw, fault)
+
+
+def _file_name(path: Path) -> str:
+    """The file's name for ids: text, whatever bytes the system calls it by."""
+    return os.fsencode(path.name).decode(errors="replace")
 
 
 def _need_columns(path: Path, mapping: LayerMapping, names: list[str]) -> None:
