@@ -22,6 +22,10 @@ BATCH_TAG = "geo_assets/batch"
 """Names the batch of a run: the sensor finds a batch's run by it."""
 
 
+AUDIT_TAG = "geo_assets/audit"
+"""Names the ledger's commits at which the sensor asked for an audit. No audit has a batch."""
+
+
 def _common_prefix(quadkeys: list[str]) -> str:
     """The quadkey of the smallest tile that holds all of them."""
     first, last = min(quadkeys, default=""), max(quadkeys, default="")
@@ -62,6 +66,8 @@ audit = define_asset_job(
     "audit",
     selection=AssetSelection.all_asset_checks(),
     executor_def=in_process_executor,
+    # In Dagster's queue both edits and backfills pass it.
+    tags={PRIORITY_TAG: "-20"},
     description="Runs every check over what is stored: topology, CRS, coverage, integrity and the dead-letter rate.",
 )
 

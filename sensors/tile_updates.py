@@ -9,8 +9,8 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import structlog
 from dagster import (
@@ -31,7 +31,7 @@ from geo_assets.assets.repair import REPAIR_TAG, REPAIR_VALUE, repair_coverage
 from geo_assets.assets.stack_resource import StackResource
 from geo_assets.events import topics
 from geo_assets.events.dead_letter import DeadLetter, Origin
-from geo_assets.jobs import BATCH_TAG, build_tiles, tags_of
+from geo_assets.jobs import AUDIT_TAG, BATCH_TAG, audit, build_tiles, tags_of
 from geo_assets.services.announce import sweep_announcements
 from geo_assets.services.build import tile_dead_letter, weigh
 from geo_assets.services.dead_letters import write_dead_letters
@@ -69,6 +69,16 @@ CATALOG_ROWS = 5_000
 
 REPAIR_TRIES = 5
 """Runs that may fail to plan a repair before a person has to look."""
+
+AUDIT_QUIET_MS = 30_000
+"""How long nothing may have been committed before the checks are evaluated: one more edit would void them in the UI,
+which shows a check's result beside the newest materialization alone."""
+
+AUDIT_EVERY_MS = 120_000
+"""Least time between two audits the sensor asks for: each starts a process and reads hundreds of tiles."""
+
+AUDIT_VALUE = "audit-asked"
+"""The ledger's named value: the commits seen last and since when, and those at the last audit asked for."""
 
 ALIVE = frozenset(
     {
@@ -274,6 +284,55 @@ def run_key(batch: Batch, work: Mapping[str, Work]) -> str:
     return digest.hexdigest()[:32]
 
 
+# -- when to audit -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Audits:
+    """What the sensor remembers for audits. `commits` are the ledger's `revision_sum`, which only grows."""
+
+    commits: int = 0
+    """Commits at the last look."""
+    since_ms: int = 0
+    """Since when there were no others, as far as the looks tell."""
+    asked_commits: int = 0
+    """Commits at the last audit asked for: 0 before the first, when there is nothing to audit either."""
+    asked_ms: int = 0
+
+    @classmethod
+    def from_json(cls, text: str | None) -> Self:
+        """Read the named value; one that cannot be read counts as none."""
+        try:
+            body = json.loads(text or "{}")
+            return cls(**{name: int(body.get(name, 0)) for name in cls.__slots__})
+        except (AttributeError, TypeError, ValueError):
+            return cls()
+
+    def to_json(self) -> str:
+        """The named value."""
+        return json.dumps({name: getattr(self, name) for name in self.__slots__})
+
+
+def plan_audit(seen: Audits, commits: int, *, busy: bool, now_ms: int) -> tuple[Audits, bool]:
+    """Decide whether the checks are to be evaluated now, and what is to be remembered.
+
+    An audit commits no tile. So it is followed by another one only if it found a fault that a build then repaired, and
+    never sooner than `AUDIT_EVERY_MS`.
+
+    Args:
+        seen: What was remembered.
+        commits: The ledger's `revision_sum`.
+        busy: Something is dirty, owed to the catalog or running: materializations are still to come.
+        now_ms: Milliseconds since the epoch, UTC.
+    """
+    if commits != seen.commits:
+        seen = replace(seen, commits=commits, since_ms=now_ms)
+    quiet = not busy and now_ms - seen.since_ms >= AUDIT_QUIET_MS
+    if commits == seen.asked_commits or not quiet or now_ms - seen.asked_ms < AUDIT_EVERY_MS:
+        return seen, False
+    return replace(seen, asked_commits=commits, asked_ms=now_ms), True
+
+
 # -- the shell -----------------------------------------------------------------------------------------------------
 
 
@@ -326,6 +385,7 @@ def tick(stack: Stack, instance: DagsterInstance, now_ms: int | None = None) -> 
     opened += _take(stack, done)
     if opened:
         _request(stack, instance, opened, done)
+    _request_audit(stack, instance, now_ms, done)
     observe_if_moved(stack, instance, now_ms)
     return done
 
@@ -546,15 +606,39 @@ def _request(stack: Stack, instance: DagsterInstance, opened: Sequence[Batch], d
         )
 
 
+def _request_audit(stack: Stack, instance: DagsterInstance, now_ms: int, done: Tick) -> None:
+    """Ask for the checks once the map has come to rest. Live runs never wait for it: whoever has work has no audit."""
+    if done.requests or done.in_flight or done.waiting or done.read:
+        return
+    ledger = stack.ledger
+    text = ledger.get_value(AUDIT_VALUE)
+    seen = Audits.from_json(text)
+    if now_ms - seen.asked_ms < AUDIT_EVERY_MS:
+        return
+    counts = ledger.counts()
+    busy = bool(counts.dirty_live or counts.dirty_backfill or counts.leased or counts.owed.get("catalog"))
+    planned, wanted = plan_audit(seen, counts.revision_sum, busy=busy, now_ms=now_ms)
+    # The last look, as it asks Dagster: a backfill started in the UI has no batch, and an audit may still be going on.
+    if wanted and instance.get_runs(RunsFilter(statuses=list(ALIVE)), limit=1):
+        return
+    if planned != seen and not ledger.set_value(AUDIT_VALUE, planned.to_json(), expect=text):
+        return  # Another sensor was faster.
+    if wanted:
+        commits = str(planned.asked_commits)
+        done.requests.append(
+            RunRequest(job_name=audit.name, run_key=f"audit-{commits}-{now_ms}", tags={AUDIT_TAG: commits})
+        )
+
+
 @sensor(
-    jobs=[build_tiles, repair_coverage],
+    jobs=[build_tiles, repair_coverage, audit],
     name="tile_updates",
     minimum_interval_seconds=1,
     default_status=DefaultSensorStatus.RUNNING,
     description=(
         "Reads hints from `[tiles]`, marks tiles dirty in the ledger and asks for a run over whatever is dirty: edits "
         "first, then backfills. A run that was killed is asked for again in halves, until a tile that kills its run "
-        "stands alone."
+        "stands alone. When the map has come to rest after a change, it asks for an audit."
     ),
 )
 def tile_updates(context: SensorEvaluationContext, stack: StackResource) -> SensorResult:

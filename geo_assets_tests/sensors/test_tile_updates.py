@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import shapely
-from dagster import DagsterRunStatus
+from dagster import AssetCheckKey, DagsterRunStatus
+from dagster._core.loader import LoadingContextForTest
+from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecord
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geo_assets import catalog
 from geo_assets.definitions import defs
 from geo_assets.events import topics
-from geo_assets.jobs import BATCH_TAG
+from geo_assets.jobs import AUDIT_TAG, BATCH_TAG
 from geo_assets.services.build import TileBuilder
 from geo_assets.tiles.tile import Tile
 from geo_assets_tests.dagster_world import World, tiles_around, world
 from resources.event_log.protocol import Record
 from resources.ledger.protocol import Batch, TileState
 from sensors import tile_updates as sensor
-from sensors.tile_updates import Work, care_for, cut, halves, read_slice, still_dirty, tick
+from sensors.tile_updates import Audits, Work, care_for, cut, halves, plan_audit, read_slice, still_dirty, tick
 
 HOME = Tile(14, 9_327, 4_741)
 MINUTE = 60_000
@@ -141,6 +146,71 @@ def test_batches_are_of_similar_weight_although_the_tiles_are_not() -> None:
 
 def test_little_work_is_one_run_however_many_could_run() -> None:
     assert len(cut([work(index) for index in range(100)], 4, 2_500)) == 1
+
+
+T0 = 1_800_000_000_000
+
+
+def test_a_map_at_rest_is_audited_once_for_what_changed() -> None:
+    seen, wanted = plan_audit(Audits(), 7, busy=False, now_ms=T0)
+    assert not wanted  # The changes may just have come.
+    seen, wanted = plan_audit(seen, 7, busy=False, now_ms=T0 + sensor.AUDIT_QUIET_MS - 1)
+    assert not wanted
+    seen, wanted = plan_audit(seen, 7, busy=False, now_ms=T0 + sensor.AUDIT_QUIET_MS)
+    assert wanted
+    # An audit commits nothing: for the same commits there is no second one, however long it stays quiet.
+    for hours in range(1, 50):
+        seen, wanted = plan_audit(seen, 7, busy=False, now_ms=T0 + hours * 60 * MINUTE)
+        assert not wanted
+
+
+def test_an_empty_map_is_not_audited() -> None:
+    assert plan_audit(Audits(), 0, busy=False, now_ms=T0) == (Audits(), False)
+
+
+def test_a_busy_map_is_not_audited_and_its_rest_counts_from_the_last_commit() -> None:
+    seen = Audits(commits=7, since_ms=T0 - 10 * MINUTE)
+    assert plan_audit(seen, 7, busy=True, now_ms=T0) == (seen, False)
+    assert plan_audit(seen, 8, busy=False, now_ms=T0) == (Audits(commits=8, since_ms=T0), False)
+
+
+def test_a_fault_that_comes_back_after_every_audit_is_audited_every_two_minutes_at_most() -> None:
+    seen, commits, asked = Audits(), 1, []
+    for second in range(0, 3_600, 5):
+        now = T0 + second * 1_000
+        seen, wanted = plan_audit(seen, commits, busy=False, now_ms=now)
+        if wanted:
+            asked.append(now)
+            commits += 1  # What the audit found was built again.
+    assert len(asked) > 2
+    assert min(after - before for before, after in pairwise(asked)) >= sensor.AUDIT_EVERY_MS
+
+
+@given(st.lists(st.tuples(st.integers(0, 40_000), st.booleans(), st.booleans()), max_size=60))
+def test_no_audit_is_asked_for_while_edits_come_faster_than_the_rest_takes(
+    steps: list[tuple[int, bool, bool]],
+) -> None:
+    seen, commits, now, committed, asked = Audits(), 0, T0, T0, -1
+    for wait, edit, busy in steps:
+        now += wait
+        if edit:
+            commits, committed = commits + 1, now
+        seen, wanted = plan_audit(seen, commits, busy=busy, now_ms=now)
+        if wanted:
+            assert not busy
+            assert now - committed >= sensor.AUDIT_QUIET_MS
+            assert commits > asked
+            asked = commits
+
+
+@pytest.mark.parametrize("text", [None, "", "nonsense", "[]", '{"commits": "x"}', '{"commits": null}'])
+def test_what_was_remembered_and_cannot_be_read_counts_as_nothing(text: str | None) -> None:
+    assert Audits.from_json(text) == Audits()
+
+
+def test_what_audits_remember_survives_its_named_value() -> None:
+    seen = Audits(1, 2, 3, 4)
+    assert Audits.from_json(seen.to_json()) == seen
 
 
 # -- ticks ---------------------------------------------------------------------------------------------------------
@@ -399,3 +469,62 @@ def test_features_are_observed_when_their_watermark_moves_and_only_then(here: Wo
     (observed,) = here.instance.fetch_observations(catalog.FEATURES, limit=9).records
     assert observed.asset_observation is not None
     assert observed.asset_observation.metadata["watermark_ms"].value == 1_700_000_000_001
+
+
+def evaluated(here: World, *names: str) -> list[str]:
+    """Checks that Dagster shows a result for: those evaluated since the newest materialization of any tile."""
+
+    async def shown() -> list[str]:
+        loading = LoadingContextForTest(here.instance)
+        found: list[str] = []
+        for name in names:
+            record = await AssetCheckExecutionRecord.gen(loading, AssetCheckKey(catalog.TILES, name))
+            if record and await record.targets_latest_materialization(loading):
+                found.append(name)
+        return found
+
+    return asyncio.run(shown())
+
+
+def test_an_edit_is_followed_by_one_audit_once_the_map_rests_and_dagster_shows_its_checks_as_evaluated(
+    here: World,
+) -> None:
+    here.put_square("a", HOME)
+    here.hint(HOME.key)
+    now = time.time_ns() // 1_000_000
+    (request,) = tick(here.stack, here.instance, now).requests
+    assert here.execute(request).success
+    checks = ("topology", "crs", "coverage", "integrity")
+    assert evaluated(here, *checks) == []
+    assert tick(here.stack, here.instance, now + 1_000).requests == []
+    assert tick(here.stack, here.instance, now + 20_000).requests == []
+
+    (asked,) = tick(here.stack, here.instance, now + 40_000).requests
+    assert asked.job_name == "audit"
+    assert BATCH_TAG not in asked.tags
+
+    assert defs.resolve_job_def("audit").execute_in_process(instance=here.instance, tags=asked.tags).success
+    assert evaluated(here, *checks) == list(checks)
+    assert here.ledger.batches() == []
+    assert tick(here.stack, here.instance, now + 60 * MINUTE).requests == []
+    # The next edit's run comes at once, and its audit later.
+    here.put_square("b", HOME)
+    here.hint(HOME.key)
+    (live,) = tick(here.stack, here.instance, now + 61 * MINUTE).requests
+    assert live.job_name == "build_tiles"
+
+
+def test_an_audit_that_is_still_running_takes_no_place_of_a_live_run_and_gets_no_second_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with world(tmp_path, monkeypatch, runs_in_flight=1) as here:
+        here.put_square("a", HOME)
+        here.hint(HOME.key)
+        now = time.time_ns() // 1_000_000
+        assert here.execute(tick(here.stack, here.instance, now).requests[0]).success
+        here.run_with({AUDIT_TAG: "1"}, DagsterRunStatus.STARTED)
+        tick(here.stack, here.instance, now + MINUTE)
+        assert tick(here.stack, here.instance, now + 2 * MINUTE).requests == []
+        here.hint(HOME.key, value=b'{"force":true}')
+        (live,) = tick(here.stack, here.instance, now + 3 * MINUTE).requests
+        assert live.job_name == "build_tiles"

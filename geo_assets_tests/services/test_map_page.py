@@ -265,6 +265,25 @@ def test_without_the_map_library_the_page_says_what_to_run(
         page.close()
 
 
+def test_a_map_of_one_feature_as_wide_as_the_world_is_not_called_empty_and_an_empty_one_only_until_its_first_tile(
+    browser: Any, tmp_path: Path
+) -> None:
+    world = TileWorld(tmp_path / "wide", LAYERS)
+    with world.served(counts_keep_s=0) as client:
+        page = browser.new_page()
+        page.goto(str(client.base_url))
+        page.wait_for_selector("#notice:visible")
+        assert "no tiles yet" in page.inner_text("#notice")
+        page.wait_for_selector("#badge[data-live=open]")
+        publish(world, Tile(0, 0, 0), "first")
+        page.wait_for_selector("#notice", state="hidden")
+        page.reload()
+        page.wait_for_selector("#badge[data-live=open]")
+        assert page.is_hidden("#notice")
+        page.close()
+    world.close()
+
+
 def test_live_tiles_serves_a_map_of_another_origin(browser: Any, world: TileWorld, client: httpx.Client) -> None:
     html = f"""<!doctype html><script type="module">
       import {{ liveTiles }} from '{client.base_url}/live-tiles.js';

@@ -318,6 +318,19 @@ def test_a_map_without_tiles_has_the_world_as_bounds(client: httpx.Client) -> No
     assert client.get("/tiles.json").json()["bounds"] == pytest.approx([-180, -85.0511287798066, 180, 85.0511287798066])
 
 
+def test_tilejson_counts_the_published_tiles_so_that_one_of_the_whole_world_is_no_empty_map(tmp_path: Path) -> None:
+    world = TileWorld(tmp_path)
+    with world.served(counts_keep_s=0) as client:
+        assert client.get("/tiles.json").json()["live"]["published"] == 0
+        world.publish(Tile(0, 0, 0), DATA)
+        document = client.get("/tiles.json").json()
+        assert document["bounds"] == pytest.approx([-180, -85.0511287798066, 180, 85.0511287798066])
+        assert document["live"]["published"] == 1
+        world.publish(Tile(0, 0, 0), None)
+        assert client.get("/tiles.json").json()["live"]["published"] == 0
+    world.close()
+
+
 def test_the_style_draws_every_layer_and_needs_no_other_server(client: httpx.Client) -> None:
     style = client.get("/style.json").json()
     assert style["version"] == 8

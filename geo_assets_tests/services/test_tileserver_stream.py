@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geo_assets.events import topics
-from geo_assets.services.tileserver.stream import Client, Delivery, Filter
+from geo_assets.services.tileserver.metrics import Metrics
+from geo_assets.services.tileserver.stream import ChangeHub, Client, Delivery, Filter, _parse, _point
 from geo_assets.tiles.tile import MAX_LATITUDE, Box, Tile
 from geo_assets.tiles.workkey import tile_hash
 from geo_assets_tests.services.tile_world import HERE, Stream, TileWorld
@@ -140,6 +141,37 @@ def test_a_resume_point_of_another_epoch_or_none_at_all_gets_a_reset(
     world.publish(HERE, b"after")
     assert stream.changes(1)[0].tile == HERE.path
     assert Stream(client, resume=event["id"]).changes(1)[0].tile == HERE.path
+
+
+def test_a_resume_point_beyond_the_end_of_the_log_gets_a_reset_and_hears_what_comes(
+    world: TileWorld, client: httpx.Client
+) -> None:
+    world.publish(HERE, b"before")
+    point = client.get("/tiles.json").json()["live"]["resume"]
+    assert point is not None
+    token, _, offsets = point.partition(":")
+    beyond = f"{token}:{'.'.join(str(int(offset) + 1_000_000) for offset in offsets.split('.'))}"
+    stream = Stream(client, last_event_id=beyond)
+    event = stream.next()
+    assert event is not None
+    assert (event["event"], event.body["reason"]) == ("reset", "beyond-end")
+    world.publish(HERE, b"after")
+    assert stream.changes(1)[0].tile == HERE.path
+
+
+def test_a_resume_point_of_a_server_that_read_further_is_no_cause_for_a_reset(world: TileWorld) -> None:
+    with world.served() as client:
+        point = Stream(client).started().id
+        assert point is not None
+        hub = ChangeHub(world.log, world.ledger, Metrics(world.ledger))
+        token, offsets = _parse(point)
+        hub._token = token
+        # This server has read nothing yet of what the other one told.
+        world.publish(HERE, b"one")
+        ends = {p: extent.end for p, extent in world.log.extents(topics.TILE_UPDATED).items()}
+        assert sum(ends.values()) > sum(offsets.values())
+        missed = asyncio.run(hub._missed(_point(token, ends), offsets, hub.client(Filter())))
+        assert missed == ([], None)
 
 
 def test_a_resume_point_beyond_retention_gets_a_reset(world: TileWorld, client: httpx.Client) -> None:

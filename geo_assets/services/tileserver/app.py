@@ -109,7 +109,7 @@ class _TileServer:
         )
         self.files = StaticFiles()
         self.version = metadata.version("geo-assets")
-        self._box: tuple[float, Box | None] = (0.0, None)
+        self._box: tuple[float, Box | None, int] = (0.0, None, 0)
         self._openapi = msgspec.json.encode(api.openapi(settings.tiles_url, self.version, layers.max_zoom))
         self.page_policy = _content_security_policy(settings)
 
@@ -171,7 +171,7 @@ class _TileServer:
 
     # -- documents ---------------------------------------------------------------------------------------------------
     async def tilejson(self, request: Request) -> Response:
-        box = await anyio.to_thread.run_sync(self._bounds)
+        box, published = await anyio.to_thread.run_sync(self._bounds)
         shown = box or coverage.WORLD
         layers = [
             models.VectorLayer(
@@ -194,16 +194,20 @@ class _TileServer:
             center=coverage.center(shown, self.layers.max_zoom),
             attribution=self.layers.attribution,
             vector_layers=layers,
-            live=models.ChangeStream(events=f"{self.settings.tiles_url}/events", resume=self.hub.resume_point),
+            live=models.ChangeStream(
+                events=f"{self.settings.tiles_url}/events", resume=self.hub.resume_point, published=published
+            ),
         )
         return _document(request, answer.model_dump_json().encode())
 
-    def _bounds(self) -> Box | None:
-        until, box = self._box
+    def _bounds(self) -> tuple[Box | None, int]:
+        """The published tiles' box, None when it is not known or there is none, and their number."""
+        until, box, published = self._box
         if time.monotonic() >= until:
-            box = coverage.bounds(self.ledger, self.ledger.counts())
-            self._box = (time.monotonic() + self.options.counts_keep_s, box)
-        return box
+            counts = self.ledger.counts()
+            box, published = coverage.bounds(self.ledger, counts), counts.published
+            self._box = (time.monotonic() + self.options.counts_keep_s, box, published)
+        return box, published
 
     async def style(self, request: Request) -> Response:
         # Tiles are named here, not by `url`: TileJSON's bounds say where data is now, and a map that keeps to them

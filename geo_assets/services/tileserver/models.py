@@ -46,10 +46,14 @@ class VectorLayer(_Wire):
 
 
 class ChangeStream(_Wire):
-    """Where changes are told, and the point to resume from so that none since this document is missed."""
+    """Where changes are told, the point to resume from so that none since this document is missed, and what is there.
+
+    An extension of TileJSON: readers that do not know it leave it out.
+    """
 
     events: str
     resume: str | None
+    published: int = Field(ge=0, description="Tiles that have content now, at all zooms. `bounds` is the world at 0.")
 
 
 class TileJson(_Wire):

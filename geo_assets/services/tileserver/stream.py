@@ -332,6 +332,15 @@ class ChangeHub:
             return [], "epoch"
         if len(offsets) > len(until):
             return [], "epoch"
+        if any(offset > until[p] for p, offset in offsets.items()):
+            # Another server of the same log may be a little further than this one: the log itself says what its end is.
+            try:
+                extents = await anyio.to_thread.run_sync(self._log.extents, TILE_UPDATED, limiter=self._replays)
+            except LogError as error:
+                structlog.get_logger().warning("missed changes not readable", error=str(error))
+                return [], "unreadable"
+            if any(offset > extents[p].end for p, offset in offsets.items()):
+                return [], "beyond-end"
         ranges = {p: (offsets.get(p, 0), end) for p, end in until.items() if offsets.get(p, 0) < end}
         if sum(end - begin for begin, end in ranges.values()) > self._replay_records:
             return [], "too-far"

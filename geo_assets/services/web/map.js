@@ -87,7 +87,7 @@ async function start() {
   map.addControl(new NavigationControl({ visualizePitch: true }), 'top-right');
   map.addControl(new ScaleControl({ maxWidth: 120 }), 'bottom-left');
   map.addControl(new AttributionControl({ compact: false }), 'bottom-right');
-  if (tilejson.bounds[2] - tilejson.bounds[0] >= 360) notice('There are no tiles yet. Load some data: ', 'geo-assets import FILE');
+  if (!tilejson.live.published) notice('There are no tiles yet. Load some data: ', 'geo-assets import FILE');
 
   const tileZoom = () => Math.max(0, Math.min(tilejson.maxzoom, Math.floor(map.getZoom())));
   const showPosition = () => { $('position').textContent = `zoom ${map.getZoom().toFixed(1)}`; };
@@ -150,6 +150,7 @@ function showChanges(map, tilejson, tileZoom) {
       $('badge-text').textContent = live ? 'live' : 'reconnecting';
     },
     onChange(change) {
+      if (change.hash) $('notice').hidden = true; // that there are no tiles yet, if anything
       list(change);
       map.fire('tilechange', { change });
     },
