@@ -11,7 +11,7 @@ from geo_assets.services.build import TileBuilder
 from geo_assets.services.importer import import_reading
 from geo_assets.services.reading import open_file
 
-BUILDINGS = 4_000
+BUILDINGS = 9_000
 
 
 def built(home: Path, file: Path, workers: int) -> dict[str, str | None]:
