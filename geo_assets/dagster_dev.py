@@ -1,37 +1,181 @@
-"""`dagster dev`, after ending the runs that a killed predecessor left started.
+"""Dagster's UI, daemon and code server as `dagster dev` has them, started side by side, which halves the time to ready.
 
-The default run launcher has no health check: a run whose process is gone would read as started for ever, and hold its
-place in the queue and, through its batch, its tiles. Here it is known to be gone: the supervisor ended its processes.
+`dagster dev` starts one after the other, and a fourth process before the code server that can swap its code. Most of
+a start is three interpreters that import Dagster: here they do it at the same time.
+
+The daemon first ends the runs that a killed predecessor left started. The default run launcher has no health check: a
+run whose process is gone would read as started for ever, and hold its place in the queue and, through its batch, its
+tiles. Here it is known to be gone: the supervisor ended its processes.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
 import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
+if TYPE_CHECKING:
+    from dagster import DagsterInstance
 
-LEFT = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
+# Dagster is imported by the functions: the parent of the three processes does without, and is up at once.
+
+CODE_S = 120.0
+"""How long UI and daemon wait for the code server, which imports the same as they do and more."""
+STOP_S = 8.0
+"""How long processes get to end by themselves; the supervisor gives all of them ten seconds."""
 
 
 def end_lost_runs(instance: DagsterInstance) -> int:
     """Mark runs failed whose process cannot be alive; how many."""
-    runs = instance.get_runs(RunsFilter(statuses=LEFT))
+    from dagster import DagsterRunStatus, RunsFilter
+
+    left = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
+    runs = instance.get_runs(RunsFilter(statuses=left))
     for run in runs:
         instance.report_run_failed(run, "The process of this run is gone: geo-assets up was killed while it ran.")
     return len(runs)
 
 
-def main() -> None:
-    """End lost runs, then become `dagster dev` with the arguments given."""
+# -- the three processes -------------------------------------------------------------------------------------------
+
+
+def daemon(folder: Path, arguments: Sequence[str]) -> None:
+    """Create Dagster's databases, end lost runs, then become the daemon."""
+    from dagster import DagsterInstance
+    from dagster._daemon.cli import main
+
     with DagsterInstance.get() as instance:
         lost = end_lost_runs(instance)
+        # Each makes its tables when it is first used. Two processes that do it at once may fail.
+        instance.event_log_storage.get_asset_records([])
+        if instance.schedule_storage is not None:
+            instance.schedule_storage.all_instigator_state()
     if lost:
         sys.stdout.write(f"marked {lost} runs failed that a killed predecessor left\n")
         sys.stdout.flush()
-    from dagster._cli import main as dagster
+    (folder / "databases").touch()
+    _become(main, folder, ["dagster-daemon", "run", "-w", str(folder / "workspace.yaml"), *arguments])
 
-    sys.argv = ["dagster", "dev", *sys.argv[1:]]
-    dagster()
+
+def webserver(folder: Path, arguments: Sequence[str]) -> None:
+    """Wait for the databases, then become the UI."""
+    from dagster_webserver.cli import main
+
+    _wait(lambda: (folder / "databases").exists(), "Dagster's databases")
+    _become(main, folder, ["dagster-webserver", "-w", str(folder / "workspace.yaml"), *arguments])
+
+
+def _become(main: Callable[[], Any], folder: Path, command: list[str]) -> None:
+    _wait(lambda: _listens(folder / "code"), "Dagster's code server")
+    sys.argv = command
+    main()
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+def _wait(ready: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + CODE_S
+    while not ready():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"{what} did not come within {CODE_S:.0f} s")
+        time.sleep(0.05)
+
+
+# -- their parent --------------------------------------------------------------------------------------------------
+
+
+def commands(folder: Path, listen: Sequence[str]) -> list[list[str]]:
+    """How the three are started: the one that takes longest first.
+
+    Args:
+        folder: Where they meet: the code server's socket, and the workspace that names it.
+        listen: Options of the UI.
+    """
+    me = [sys.executable, "-m", "geo_assets.dagster_dev"]
+    code = ["--socket", str(folder / "code"), "-m", "geo_assets.definitions", "--location-name", "geo_assets"]
+    return [
+        [sys.executable, "-m", "dagster", "api", "grpc", *code, "--log-level", "warning"],
+        [*me, "webserver", str(folder), "--live-data-poll-rate", "2000", *listen],
+        [*me, "daemon", str(folder)],
+    ]
+
+
+def run(listen: Sequence[str]) -> int:
+    """Run the three until a signal comes, or one of them ends: then the others end too. The exit code."""
+    from geo_assets.services.supervisor import end_with_parent
+
+    stopping = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopping.set())
+    # `dagster dev` says so as well: it changes what the UI says about itself.
+    environment = {**os.environ, "DAGSTER_IS_DEV_CLI": "1"}
+    # A socket's path has room for about a hundred bytes: it cannot be in the home, which may be anywhere.
+    with tempfile.TemporaryDirectory(prefix="geo-assets-") as name:
+        folder = Path(name)
+        place = {"socket": str(folder / "code"), "location_name": "geo_assets"}
+        (folder / "workspace.yaml").write_text(json.dumps({"load_from": [{"grpc_server": place}]}))
+        started: list[subprocess.Popen[bytes]] = []
+        ended: subprocess.Popen[bytes] | None = None
+        try:
+            for command in commands(folder, listen):
+                started.append(subprocess.Popen(command, env=environment, preexec_fn=end_with_parent))
+            while ended is None and not stopping.wait(0.25):
+                ended = next((process for process in started if process.poll() is not None), None)
+        finally:
+            _stop(started)
+    if ended is None or stopping.is_set():
+        return 0
+    sys.stdout.write(f"{' '.join(map(str, ended.args[2:5]))} ended with exit code {ended.returncode}\n")  # type: ignore[index]
+    return 1
+
+
+def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """End all of them, the daemon first, so that it starts no run any more, and runs with the code server."""
+    import psutil
+
+    runs: list[psutil.Process] = []
+    for process in reversed(processes):
+        if process.poll() is None:
+            with contextlib.suppress(psutil.Error):
+                runs += psutil.Process(process.pid).children(recursive=True)
+            process.send_signal(signal.SIGINT)
+    deadline = time.monotonic() + STOP_S
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    for left in runs:
+        with contextlib.suppress(psutil.Error):
+            left.kill()
+
+
+def main() -> None:
+    """Be one of the processes, as the first argument says, or else the parent of all."""
+    role = next(iter(sys.argv[1:]), "")
+    if role in ("daemon", "webserver"):
+        folder, *arguments = sys.argv[2:]
+        (daemon if role == "daemon" else webserver)(Path(folder), arguments)
+    else:
+        sys.exit(run(sys.argv[1:]))
 
 
 if __name__ == "__main__":

@@ -78,11 +78,11 @@ def up(
         signal.signal(number, lambda *_: stop())
     me = [sys.executable, "-m", "geo_assets.cli"]
     try:
+        # What takes longest starts first.
+        environment = dagster_environment(current, dagster_home)
+        supervisor.start(Child("dagster", dagster_command(current), environment, stop_signal=signal.SIGINT))
         for name in ("edge", "ingest", "tiles"):
             supervisor.start(Child(name, [*me, name]))
-        environment = dagster_environment(current, dagster_home)
-        # `dagster dev` ends its own processes in order on an interrupt, and on no other signal.
-        supervisor.start(Child("dagster", dagster_command(current), environment, stop_signal=signal.SIGINT))
         _run(supervisor, current, printer, asked, me if sample else None, open_browser)
     finally:
         printer.line("up", "stopping")
@@ -214,9 +214,8 @@ def dagster_environment(current: Settings, folder: Path) -> dict[str, str]:
 
 def dagster_command(current: Settings) -> list[str]:
     """How Dagster's UI, daemon and code server are started."""
-    workspace = top_level("workspace.yaml")
     listen = ["-h", current.host, "-p", str(current.dagster_port)]
-    return [sys.executable, "-m", "geo_assets.dagster_dev", "-w", str(workspace), *listen]
+    return [sys.executable, "-m", "geo_assets.dagster_dev", *listen]
 
 
 class Printer:

@@ -33,6 +33,9 @@ _REGISTERED = re.compile(r"[A-Za-z][A-Za-z0-9_]*:[A-Za-z0-9_.]+")
 """A CRS by its authority's code; a file may also describe one in full, which nothing vouches for."""
 
 CHUNK = 250
+AHEAD = 8
+"""Chunks under way for each worker: a transaction's worth, so that workers go on while one is stored."""
+
 EDITS_A_TRANSACTION = 2_500
 LEASE_S = 120.0
 
@@ -93,7 +96,11 @@ def import_reading(
     )
     info = CollectionInfo("collection", 0)
     pool = WorkerPool(
-        settings.ingest_workers, settings.task_timeout_s, ingest_worker.start, (settings.model_dump_json(),)
+        settings.ingest_workers,
+        settings.task_timeout_s,
+        ingest_worker.start,
+        (settings.model_dump_json(),),
+        ahead=AHEAD,
     )
     plan = DirtyPlan(stack.layers, settings.edit_cap, manifest=manifest_id)
     lease = stack.guard.acquire(outbox.IMPORT_LEASE + manifest_id, manifest_id, LEASE_S)

@@ -85,6 +85,8 @@ class WorkerPool:
         workers: Processes.
         timeout_s: Longest a single task may take; its process is killed then.
         initializer: Called once in every new process, with `arguments`.
+        ahead: Chunks under way for each worker. More keep workers busy while the caller does something long with
+            results, and take memory.
     """
 
     def __init__(
@@ -93,8 +95,10 @@ class WorkerPool:
         timeout_s: float,
         initializer: Callable[..., None] | None = None,
         arguments: tuple[Any, ...] = (),
+        *,
+        ahead: int = 2,
     ) -> None:
-        self.workers, self.timeout_s = workers, timeout_s
+        self.workers, self.timeout_s, self.ahead = workers, timeout_s, ahead
         self._initializer, self._arguments = initializer, arguments
         self._pool: ProcessPool | None = None
 
@@ -103,7 +107,7 @@ class WorkerPool:
     ) -> Iterator[Done[T, R]]:
         """Run `function` (chunk in, one result a task out) over chunks; yield tasks as their chunks end, in any order.
 
-        At most two chunks a worker are under way: a long iterator of chunks is read as it is worked off.
+        At most `ahead` chunks a worker are under way: a long iterator of chunks is read as it is worked off.
         A process that dies takes its own task along and no other's: the pool says whose it was.
 
         Raises:
@@ -113,7 +117,7 @@ class WorkerPool:
         running: dict[Any, Sequence[T]] = {}
         suspects: list[T] = []
         while True:
-            while len(running) < 2 * self.workers:
+            while len(running) < self.ahead * self.workers:
                 chunk = [suspects.pop(0)] if suspects else next(source, None)
                 if chunk is None:
                     break

@@ -40,8 +40,11 @@ class Child:
     failures: int = 0
 
 
-def _with_parent() -> None:
-    # Linux tells a child when its parent is gone; elsewhere the successor's clean-up does.
+def end_with_parent() -> None:
+    """In a new process, before its program: see that it ends when its parent is gone.
+
+    Linux tells it; elsewhere the successor's clean-up does.
+    """
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
@@ -98,7 +101,7 @@ class Supervisor:
             stderr=subprocess.STDOUT,
             # A session of its own: Ctrl-C in the terminal reaches the supervisor alone, which stops them in order.
             start_new_session=True,
-            preexec_fn=_with_parent,
+            preexec_fn=end_with_parent,
         )
         child.started = time.monotonic()
         threading.Thread(target=self._follow, args=(child, child.process), daemon=True).start()
