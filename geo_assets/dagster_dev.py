@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 CODE_S = 120.0
 """How long UI and daemon wait for the code server, which imports the same as they do and more."""
+LONGEST_SOCKET = 100
+"""Bytes of a socket's path: 108 on Linux, 104 on macOS, and the end of the text is one of them."""
 STOP_S = 8.0
 """How long processes get to end by themselves; the supervisor gives all of them ten seconds."""
 
@@ -101,6 +104,24 @@ def _wait(ready: Callable[[], bool], what: str) -> None:
 # -- their parent --------------------------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def meeting_place(home: Path) -> Iterator[Path]:
+    """A folder for the code server's socket and the workspace that names it, with nothing in it from before.
+
+    In Dagster's home, where a killed predecessor's is taken over; elsewhere when the home's path is too long, since a
+    socket's has room for about a hundred bytes.
+    """
+    folder = home / "meeting"
+    if len(os.fsencode(folder / "code")) > LONGEST_SOCKET:
+        folder = Path(tempfile.mkdtemp(prefix="geo-assets-"))
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700, parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def commands(folder: Path, listen: Sequence[str]) -> list[list[str]]:
     """How the three are started: the one that takes longest first.
 
@@ -126,9 +147,7 @@ def run(listen: Sequence[str]) -> int:
         signal.signal(number, lambda *_: stopping.set())
     # `dagster dev` says so as well: it changes what the UI says about itself.
     environment = {**os.environ, "DAGSTER_IS_DEV_CLI": "1"}
-    # A socket's path has room for about a hundred bytes: it cannot be in the home, which may be anywhere.
-    with tempfile.TemporaryDirectory(prefix="geo-assets-") as name:
-        folder = Path(name)
+    with meeting_place(Path(os.environ["DAGSTER_HOME"])) as folder:
         place = {"socket": str(folder / "code"), "location_name": "geo_assets"}
         (folder / "workspace.yaml").write_text(json.dumps({"load_from": [{"grpc_server": place}]}))
         started: list[subprocess.Popen[bytes]] = []
