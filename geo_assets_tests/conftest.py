@@ -38,6 +38,7 @@ WHOLE_PLATFORM = ("test_up.py", "test_chaos.py")
 """Files whose tests run all of `geo-assets up`: one after the other, and first, for they take the longest."""
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in a hook of the same name.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With several workers, the tests of a file stay together (they share fixtures), and those of the platform too."""
     for item in items:

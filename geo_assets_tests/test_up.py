@@ -143,15 +143,22 @@ def test_an_edit_that_moves_a_building_changes_exactly_its_tiles(up: Platform) -
     assert runs(up) > count
 
 
+@pytest.fixture
+def new_page(browser: Any) -> Iterator[Any]:
+    page = browser.new_page(viewport={"width": 1200, "height": 800})
+    yield page
+    page.close()  # Or it goes on drawing beside the tests that follow.
+
+
 @pytest.mark.browser
-def test_the_map_shows_an_edit_without_a_reload(up: Platform, browser: Any, tmp_path: Path) -> None:
+def test_the_map_shows_an_edit_without_a_reload(up: Platform, new_page: Any, tmp_path: Path) -> None:
     quiet(up)
     edit = building(up)
     with Stack(settings_for(up.home)) as stack:
         stored = stack.features.get("demo", json.dumps(edit["id"]))
         assert stored is not None
         west, south, east, north = stored.bbox or (0, 0, 0, 0)
-    page = browser.new_page(viewport={"width": 1200, "height": 800})
+    page = new_page
     faults: list[str] = []
     fetched: list[str] = []
     page.on("pageerror", lambda error: faults.append(str(error)))
@@ -180,7 +187,7 @@ def test_the_map_shows_an_edit_without_a_reload(up: Platform, browser: Any, tmp_
     quiet(up)
     listener.close()
     until(
-        lambda: fetched and page.evaluate("() => window.geoAssets.map.areTilesLoaded()"), 20, "tiles were fetched again"
+        lambda: page.evaluate("() => window.geoAssets.map.areTilesLoaded()") and fetched, 20, "tiles were fetched again"
     )
     page.wait_for_timeout(1500)
     after = page.screenshot(path=str(tmp_path / "after.png"))
@@ -189,7 +196,6 @@ def test_the_map_shows_an_edit_without_a_reload(up: Platform, browser: Any, tmp_
     assert set(fetched) <= set(listener.tiles())
     assert before != after
     assert faults == []
-    page.close()
 
 
 def changed(before: dict[str, str | None], after: dict[str, str | None]) -> set[str]:
