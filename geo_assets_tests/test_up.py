@@ -18,7 +18,7 @@ import shapely
 from geo_assets.stack import Stack
 from geo_assets.tiles.tile import Tile
 from geo_assets_tests.running_platform import Listener, Platform, free_ports, paths, running, until
-from geo_assets_tests.world import settings_for, tiles_touched
+from geo_assets_tests.world import feature, settings_for, tiles_touched
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -219,15 +219,11 @@ def test_the_same_edit_again_is_a_duplicate_and_starts_no_run(up: Platform) -> N
 
 
 def test_the_same_version_with_other_content_is_a_dead_letter_that_names_the_conflict(up: Platform) -> None:
-    edit = building(up)
-    up.post(edit, "--event-id", "conflict-base")
-    edit["properties"]["name"] = "something else"
-    up.post(edit, "--event-id", "conflict")
-
-    def listed() -> str:
-        return up.command("dead-letters", "list", "--reason", "version_conflict").stdout
-
-    until(lambda: "version_conflict" in listed(), 20, "the conflict is listed", every=1.0)
+    one = feature("conflict", 1, name="one")
+    up.post(one, "--event-id", "conflict-base")
+    up.post({**one, "properties": {"name": "another"}}, "--event-id", "conflict")
+    until(lambda: up.status()["dead_letters"].get("version_conflict"), 30, "the conflict is a dead letter")
+    assert "version_conflict" in up.command("dead-letters", "list", "--reason", "version_conflict").stdout
 
 
 def test_a_wrong_signature_is_401_and_leaves_nothing_in_the_log(up: Platform) -> None:
