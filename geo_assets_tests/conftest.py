@@ -34,14 +34,10 @@ def browser() -> Iterator[Any]:
         opened.close()
 
 
-WHOLE_PLATFORM = ("test_up.py", "test_chaos.py")
-"""Files whose tests run all of `geo-assets up`: one after the other, and first, for they take the longest."""
+LONGEST = "test_up.py"
+"""Its tests run all of `geo-assets up`. A file's tests stay on one worker; this file's begin first."""
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in a hook of the same name.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several workers, the tests of a file stay together (they share fixtures), and those of the platform too."""
-    for item in items:
-        group = "platform" if item.path.name in WHOLE_PLATFORM else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: item.path.name not in WHOLE_PLATFORM)
+    """Begin with the file that takes longest: beside it, the other worker does all the rest."""
+    items.sort(key=lambda item: item.path.name != LONGEST)

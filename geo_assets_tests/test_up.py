@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import shapely
 
 from geo_assets.stack import Stack
 from geo_assets.tiles.tile import Tile
+from geo_assets_tests.ordeal import LAYERS, ordeal
 from geo_assets_tests.running_platform import Listener, Platform, free_ports, paths, running, until
 from geo_assets_tests.world import feature, settings_for, tiles_touched
 
@@ -43,7 +45,7 @@ query($key: AssetKeyInput!, $partition: String!) {
 }
 """
 
-RUNS = "{ runsOrError { ... on Runs { results { id status } count } } }"
+RUNS = '{ runsOrError(filter: {pipelineName: "build_tiles"}) { ... on Runs { results { id status } count } } }'
 
 
 @pytest.fixture(scope="module")
@@ -345,3 +347,37 @@ def test_a_home_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None
     assert "cannot be written" in done.stderr
     assert "GEO_ASSETS_HOME" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+# -- killed while edits come in ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def besieged(tmp_path: Path) -> Iterator[Platform]:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "layers.yaml").write_text(LAYERS)
+    settings_for(home)
+    platform = Platform(home, GEO_ASSETS_LEASE_S="20")
+    platform.start()
+    try:
+        platform.wait_until_up()
+        yield platform
+    finally:
+        if platform.process is not None and platform.process.poll() is None:
+            platform.kill()
+        for process in platform.left():
+            process.kill()
+
+
+@pytest.mark.timeout(900)
+def test_killed_processes_lose_nothing_and_need_no_hand(besieged: Platform) -> None:
+    ordeal(besieged, edits=160, kills=["ingest", "run", "up"], every=5.0, pause=0.25)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_twenty_kills_during_two_thousand_edits_lose_nothing(besieged: Platform) -> None:
+    chance = random.Random(20)
+    kills = [chance.choice(["ingest", "run", "up"]) for _ in range(20)]
+    ordeal(besieged, edits=2_000, kills=kills, every=10.0, pause=0.25)

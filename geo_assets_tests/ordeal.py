@@ -7,13 +7,11 @@ import os
 import random
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
-import pytest
 from dagster import AssetKey, AssetRecordsFilter, DagsterInstance
 
 from geo_assets.configuration import load_sources
@@ -97,24 +95,6 @@ def kill(platform: Platform, what: str) -> bool:
     return bool(targets)
 
 
-@pytest.fixture
-def platform(tmp_path: Path) -> Iterator[Platform]:
-    home = tmp_path / "home"
-    home.mkdir()
-    (home / "layers.yaml").write_text(LAYERS)
-    settings_for(home)
-    platform = Platform(home, GEO_ASSETS_LEASE_S="20")
-    platform.start()
-    try:
-        platform.wait_until_up()
-        yield platform
-    finally:
-        if platform.process is not None and platform.process.poll() is None:
-            platform.kill()
-        for process in platform.left():
-            process.kill()
-
-
 def ordeal(platform: Platform, *, edits: int, kills: list[str], every: float, pause: float) -> None:
     poster = Poster(platform, edits, pause)
     done: list[str] = []
@@ -191,16 +171,3 @@ def catalogued(home: Path, keys: list[str]) -> dict[str, int]:
                 assert made.partition is not None
                 found[made.partition] = max(found.get(made.partition, 0), int(made.metadata["revision"].value))  # pyright: ignore[reportArgumentType]
     return found
-
-
-@pytest.mark.timeout(900)
-def test_killed_processes_lose_nothing_and_need_no_hand(platform: Platform) -> None:
-    ordeal(platform, edits=160, kills=["ingest", "run", "up"], every=5.0, pause=0.25)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(7200)
-def test_twenty_kills_during_two_thousand_edits_lose_nothing(platform: Platform) -> None:
-    chance = random.Random(20)
-    kills = [chance.choice(["ingest", "run", "up"]) for _ in range(20)]
-    ordeal(platform, edits=2_000, kills=kills, every=10.0, pause=0.25)
