@@ -11,6 +11,7 @@ tiles. Here it is known to be gone: the supervisor ended its processes.
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import json
 import os
 import shutil
@@ -52,29 +53,51 @@ def end_lost_runs(instance: DagsterInstance) -> int:
 # -- the three processes -------------------------------------------------------------------------------------------
 
 
+def databases() -> None:
+    """Create Dagster's databases, each of which makes its tables when it is first used."""
+    from dagster import DagsterInstance, RunsFilter
+
+    with DagsterInstance.get() as instance:
+        instance.get_runs(RunsFilter(run_ids=["none"]), limit=1)
+        instance.event_log_storage.get_asset_records([])
+        if instance.schedule_storage is not None:
+            instance.schedule_storage.all_instigator_state()
+
+
+def create_databases(home: Path) -> None:
+    """Have the databases made by one process before any other opens them; nothing to do where that was done before.
+
+    Two processes that make them at once write their schema's version twice, and no process can open them after that.
+
+    Raises:
+        SystemExit: They cannot be made; the lines above say why.
+    """
+    made, version = home / "databases-made", importlib.metadata.version("dagster")
+    if made.exists() and made.read_text() == version:
+        return
+    code = subprocess.run([sys.executable, "-m", "geo_assets.dagster_dev", "databases"], check=False).returncode
+    if code:
+        raise SystemExit("Dagster's databases cannot be made")
+    made.write_text(version)
+
+
 def daemon(folder: Path, arguments: Sequence[str]) -> None:
-    """Create Dagster's databases, end lost runs, then become the daemon."""
+    """End lost runs, then become the daemon."""
     from dagster import DagsterInstance
     from dagster._daemon.cli import main
 
     with DagsterInstance.get() as instance:
         lost = end_lost_runs(instance)
-        # Each makes its tables when it is first used. Two processes that do it at once may fail.
-        instance.event_log_storage.get_asset_records([])
-        if instance.schedule_storage is not None:
-            instance.schedule_storage.all_instigator_state()
     if lost:
         sys.stdout.write(f"marked {lost} runs failed that a killed predecessor left\n")
         sys.stdout.flush()
-    (folder / "databases").touch()
     _become(main, folder, ["dagster-daemon", "run", "-w", str(folder / "workspace.yaml"), *arguments])
 
 
 def webserver(folder: Path, arguments: Sequence[str]) -> None:
-    """Wait for the databases, then become the UI."""
+    """Become the UI."""
     from dagster_webserver.cli import main
 
-    _wait(lambda: (folder / "databases").exists(), "Dagster's databases")
     _become(main, folder, ["dagster-webserver", "-w", str(folder / "workspace.yaml"), *arguments])
 
 
@@ -147,6 +170,7 @@ def run(listen: Sequence[str]) -> int:
         signal.signal(number, lambda *_: stopping.set())
     # `dagster dev` says so as well: it changes what the UI says about itself.
     environment = {**os.environ, "DAGSTER_IS_DEV_CLI": "1"}
+    create_databases(Path(os.environ["DAGSTER_HOME"]))
     with meeting_place(Path(os.environ["DAGSTER_HOME"])) as folder:
         place = {"socket": str(folder / "code"), "location_name": "geo_assets"}
         (folder / "workspace.yaml").write_text(json.dumps({"load_from": [{"grpc_server": place}]}))
@@ -190,7 +214,9 @@ def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 def main() -> None:
     """Be one of the processes, as the first argument says, or else the parent of all."""
     role = next(iter(sys.argv[1:]), "")
-    if role in ("daemon", "webserver"):
+    if role == "databases":
+        databases()
+    elif role in ("daemon", "webserver"):
         folder, *arguments = sys.argv[2:]
         (daemon if role == "daemon" else webserver)(Path(folder), arguments)
     else:

@@ -8,6 +8,22 @@ import sys
 import structlog
 
 
+class _Stderr:
+    """Standard error as it is when a line is written: whoever redirects it later is followed."""
+
+    def write(self, text: str) -> int:
+        """Write through."""
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        """Flush through."""
+        sys.stderr.flush()
+
+    def isatty(self) -> bool:
+        """Whether it is a terminal now."""
+        return sys.stderr.isatty()
+
+
 def configure(level: str = "info", log_format: str = "auto", *, stream: object | None = None) -> None:
     """Set up structlog and the standard library's logging for this process.
 
@@ -17,7 +33,7 @@ def configure(level: str = "info", log_format: str = "auto", *, stream: object |
         stream: Where lines go; standard error by default, so that a command's answer stays alone on standard output.
     """
     number = logging.getLevelNamesMapping().get(level.upper(), logging.INFO)
-    target = stream or sys.stderr
+    target = stream or _Stderr()
     shared = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
