@@ -193,7 +193,7 @@ def top_level(name: str) -> Path:
 
 
 def prepare_dagster(current: Settings) -> Path:
-    """Dagster's home inside ours, with the project's dagster.yaml; runs that a killed predecessor left are ended."""
+    """Dagster's home inside ours, with the project's dagster.yaml."""
     folder = current.home / "dagster"
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(top_level("dagster.yaml"), folder / "dagster.yaml")

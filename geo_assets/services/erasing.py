@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING
 
+from geo_assets.events.validate import DELETED
 from geo_assets.services import outbox
 from geo_assets.services.dead_letters import now_ms
 from geo_assets.services.dirty import DirtyPlan
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
     from geo_assets.stack import Stack
 
 BATCH = 1_000
-DELETED = "deleted"
-"""Content hash of a delete: two deletes of one version are the same."""
 
 
 def count_features(stack: Stack, source: str, layer: str | None) -> int:

@@ -51,7 +51,6 @@ def send_hints(stack: Stack) -> int:
 
 def finish_manifest(stack: Stack, manifest_id: str, title: str, kind: str, parameters: str = "{}") -> Manifest | None:
     """Write the tiles collected for a manifest into the ledger, mark them and delete the rows; None without tiles."""
-    ids: list[int] = []
     try:
         manifest: Manifest | None = stack.ledger.manifest(manifest_id)
     except UnknownManifest:
@@ -60,9 +59,8 @@ def finish_manifest(stack: Stack, manifest_id: str, title: str, kind: str, param
     if rows and (manifest is None or manifest.state == "writing"):
         stack.ledger.write_manifest(manifest_id, title, kind, sorted({row.key for row in rows}), parameters=parameters)
         manifest = stack.ledger.mark_manifest(manifest_id)
-    ids.extend(row.id for row in rows)
-    if ids:
-        stack.features.pay(ids)
+    if rows:
+        stack.features.pay([row.id for row in rows])
     return manifest
 
 
