@@ -7,8 +7,9 @@ own in the home folder; this module only says where they are.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -71,6 +72,63 @@ class Settings(BaseSettings):
     image_digest: str = Field(
         default="local", description="Digest of the image a process runs from; in every tile's metadata."
     )
+
+    # -- which adapters ------------------------------------------------------------------------------------------------
+    # A port whose setting is absent uses its embedded adapter, so that one service can be tried at a time. `production`
+    # says that none may be absent: a forgotten URL must not become a SQLite file in a pod.
+    stack: Literal["embedded", "production"] = Field(
+        default="embedded", description="`production`: Kafka, Redis, PostGIS, Postgres and S3 must all be named."
+    )
+
+    kafka_servers: str | None = Field(default=None, description="Bootstrap servers, `host:port,host:port`.")
+    kafka_topic_prefix: str = Field(default="", description="Before every topic and group, on a shared cluster.")
+    kafka_security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(default="PLAINTEXT")
+    kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(default="SCRAM-SHA-512")
+    kafka_sasl_username: str | None = Field(default=None)
+    kafka_sasl_password: SecretStr | None = Field(default=None)
+    kafka_ssl_ca: Path | None = Field(default=None, description="PEM file of the authority that signed the brokers.")
+    kafka_ssl_certificate: Path | None = Field(default=None, description="PEM file of this client's certificate.")
+    kafka_ssl_key: Path | None = Field(default=None, description="PEM file of this client's key.")
+    # Three copies where there are three brokers, of which two must have a record before it is acknowledged.
+    kafka_replication_factor: int | None = Field(default=None, ge=1, description="Default: 3, or as many as brokers.")
+    kafka_min_insync_replicas: int | None = Field(default=None, ge=1, description="Default: 2 of 3, else 1.")
+    offset_out_of_range: Literal["stop", "reset"] = Field(
+        default="reset",
+        description="When retention took records nobody had read: stop loudly, or go on and repair the coverage.",
+    )
+
+    redis_url: SecretStr | None = Field(default=None, description="redis:// or rediss://, with password.")
+    redis_prefix: str = Field(default="geo_assets:", description="Before every key, on a shared server.")
+
+    postgres_url: SecretStr | None = Field(
+        default=None, description="postgresql://…: feature store (PostGIS), ledger and Dagster's storage."
+    )
+    feature_store_url: SecretStr | None = Field(default=None, description="Default: postgres_url.")
+    ledger_url: SecretStr | None = Field(default=None, description="Default: postgres_url.")
+    dagster_postgres_url: SecretStr | None = Field(default=None, description="Default: postgres_url.")
+    postgres_schema: str = Field(
+        default="geo_assets",
+        pattern=r"^[a-z_][a-z0-9_]{0,40}$",
+        description="Schema of both; Dagster's ends in `_dagster`.",
+    )
+    # One process's connections: the pipelines hold one each and are few; 100 is Postgres' own limit for all of them.
+    postgres_pool: int = Field(default=4, ge=1, le=100)
+    engine: Literal["numpy", "st_asmvt"] = Field(default="numpy", description="Who encodes: ours, or PostGIS.")
+
+    tile_store_url: str | None = Field(default=None, description="s3://bucket/prefix or gs://bucket/prefix.")
+    s3_endpoint: str | None = Field(default=None, description="Of R2, SeaweedFS, MinIO; AWS needs none.")
+    s3_region: str | None = Field(default=None)
+    s3_profile: str | None = Field(default=None, description="Profile of the AWS configuration files.")
+    tile_store_role: str | None = Field(
+        default=None, description="ARN that a run assumes, narrowed to write below its tileset's prefix only."
+    )
+    sts_endpoint: str | None = Field(default=None, description="Where roles are assumed; default: s3_endpoint.")
+
+    purge_urls: str | None = Field(
+        default=None, description="Caches in front of the tile server, comma separated: http://cache:6081"
+    )
+    # A cache may have fetched the old bytes between the commit and the purge; nothing takes longer than its fetch.
+    purge_again_s: float = Field(default=10.0, ge=0)
 
     sources_file: Path | None = Field(
         default=None, description="YAML with the sources; default `sources.yaml` in the home folder."
