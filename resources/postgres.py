@@ -1,0 +1,197 @@
+"""One Postgres database used by many threads and processes at once: connections, retries, what an error means.
+
+The production adapters share it. What their tables hold and promise stays with them; their versions are in migrations.
+
+Behind pgbouncer: in session mode nothing is to be set. In transaction mode it needs `ignore_startup_parameters = options`
+and `max_prepared_statements` above 0 (1.21 or newer), and the role its search path: `ALTER ROLE … SET search_path`.
+Nothing here keeps a state in the session besides that path: locks and time limits end with their transaction.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import errors
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
+
+T = TypeVar("T")
+
+CONNECT_TIMEOUT_S = 5
+"""Of one attempt for one host: a server in the same data centre answers within milliseconds, or not at all."""
+
+CHECKOUT_TIMEOUT_S = 5.0
+"""How long a caller waits for a connection: a killed server is back within it when its log is short."""
+
+_ASK_AGAIN_S = 0.25
+"""A caller without a connection asks this often for a new one, so that a server that is back is found at once."""
+
+ATTEMPTS = 8
+"""A deadlock has two sides and one of them goes on: eight in a row do not happen by bad luck."""
+
+_CONNECTION = {
+    "application_name": "geo_assets",
+    "connect_timeout": CONNECT_TIMEOUT_S,
+    # After a failover the old primary, or a replica behind the same name, is not written to and never read from.
+    "target_session_attrs": "read-write",
+    # A host that vanished without a word is noticed after 30 s instead of two hours.
+    "keepalives": 1,
+    "keepalives_idle": 15,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+
+# What passes when somebody else acts: the server restarts, a disk is emptied, a lock is let go. The rest is our fault.
+_TRANSIENT = (
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+    PoolTimeout,
+    PoolClosed,
+    TooManyRequests,
+    errors.ReadOnlySqlTransaction,
+)
+_MISSING = (errors.UndefinedTable, errors.UndefinedColumn, errors.UndefinedFunction, errors.InvalidSchemaName)
+
+
+class Pool(ConnectionPool[psycopg.Connection[tuple[Any, ...]]]):
+    """A ConnectionPool that asks again at once, where psycopg's would back off for as long as the server was away."""
+
+    def getconn(self, timeout: float | None = None) -> psycopg.Connection[tuple[Any, ...]]:
+        """A connection that has just been found alive; give it back with `putconn`."""
+        deadline = time.monotonic() + (self.timeout if timeout is None else timeout)
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                return super().getconn(max(0.001, min(left, _ASK_AGAIN_S)))
+            except PoolTimeout:
+                if left <= _ASK_AGAIN_S:
+                    raise
+
+
+def conninfo(url: str, schema: str | None = None) -> str:
+    """The URL with this project's connection parameters; what the URL itself says goes first.
+
+    Args:
+        url: `postgresql://user:password@host:port/database?...`.
+        schema: First in the search path, before `public`, where an extension's functions are.
+
+    Raises:
+        psycopg.ProgrammingError: It is no such URL.
+    """
+    given = conninfo_to_dict(url)
+    wanted = {name: value for name, value in _CONNECTION.items() if name not in given}
+    if schema is not None:
+        path = f"-c search_path={schema},public"
+        wanted["options"] = f"{given['options']} {path}" if given.get("options") else path
+    return make_conninfo(url, **wanted)
+
+
+def open_pool(url: str, schema: str, size: int) -> Pool:
+    """Connections to one schema of a database, kept and shared by threads; not to be used after a fork.
+
+    A first connection is made at once and in the foreground, so that a wrong password is told as one.
+
+    Args:
+        url: `postgresql://user:password@host:port/database`.
+        schema: First in the search path, before `public`.
+        size: Most connections at a time. They are opened as they are needed and closed after ten idle minutes.
+
+    Raises:
+        psycopg.Error: There is no such server, database or user; see `explained`.
+    """
+    target = conninfo(url, schema)
+    psycopg.connect(target).close()
+    pool = Pool(
+        target,
+        min_size=0,
+        max_size=size,
+        timeout=CHECKOUT_TIMEOUT_S,
+        # One attempt for each time that somebody asks; `Pool.getconn` asks again.
+        reconnect_timeout=0,
+        check=ConnectionPool.check_connection,
+        num_workers=1,
+        name=f"geo_assets {schema}",
+        open=False,
+    )
+    pool.open()
+    return pool
+
+
+def where(url: str) -> str:
+    """Host, port, database and user of a URL, for a message; never the password."""
+    try:
+        given = conninfo_to_dict(url)
+    except psycopg.Error:
+        return "a Postgres URL that cannot be read"
+    host = given.get("host") or given.get("hostaddr") or "localhost"
+    return f"{host}:{given.get('port') or 5432}/{given.get('dbname') or given.get('user') or ''}" + (
+        f" as {given['user']}" if given.get("user") else ""
+    )
+
+
+@contextmanager
+def explained(unavailable: type[Exception], setting: str, url: str) -> Iterator[None]:
+    """Turn what psycopg raises for a server that is away, full or locked into the port's error, in one line.
+
+    Args:
+        unavailable: The port's error for what may pass.
+        setting: The setting that names the server, for the message.
+        url: The server; its host, port, database and user are in the message, its password never.
+    """
+    try:
+        yield
+    except _TRANSIENT as error:
+        raise unavailable(f"Postgres at {where(url)} ({setting}): {_reason(error, url)}") from None
+    except _MISSING as error:
+        raise unavailable(
+            f"Postgres at {where(url)} ({setting}): {_one_line(error)}: run `geo-assets migrate`"
+        ) from error
+    except errors.InsufficientPrivilege as error:
+        raise unavailable(f"Postgres at {where(url)} ({setting}): {_one_line(error)}: grant it to the user") from error
+    except psycopg.ProgrammingError as error:
+        if error.sqlstate is not None:
+            raise
+        # Of a URL that cannot be parsed; psycopg's own message shows it whole.
+        raise unavailable(f"{setting} is no postgresql:// URL") from None
+
+
+def with_retries(work: Callable[[], T]) -> T:
+    """Do a whole transaction, and again when the server chose it to end a deadlock or a serialization conflict.
+
+    Args:
+        work: Opens its transaction itself, and bears being done again.
+    """
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return work()
+        except (errors.SerializationFailure, errors.DeadlockDetected):
+            if attempt == ATTEMPTS:
+                raise
+            time.sleep(random.uniform(0, 0.005 * 2**attempt))
+    raise AssertionError("unreachable")
+
+
+def _reason(error: Exception, url: str) -> str:
+    if isinstance(error, PoolTimeout):
+        # The pool does not say why it had none; asking once more does.
+        try:
+            psycopg.connect(conninfo(url)).close()
+        except psycopg.Error as found:
+            return _one_line(found)
+        return f"every connection of this process was in use for {CHECKOUT_TIMEOUT_S:g} s"
+    return _one_line(error)
+
+
+def _one_line(error: Exception) -> str:
+    primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+    text = " ".join((primary or str(error) or type(error).__name__).split())
+    # libpq names the server in front of each attempt; the message around this one does so already.
+    _, found, rest = text.partition(" failed: ")
+    text = rest if found else text
+    return text.removeprefix("FATAL: ").strip()[:300]
