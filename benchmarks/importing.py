@@ -51,7 +51,7 @@ def main() -> None:
 def one_by_one(file: Path, home: Path) -> float:
     """Features a second when each is validated, stored and committed by itself in one process."""
     with city_home(home) as stack, file.open("rb") as lines:
-        ingest_worker.start(stack.settings.model_dump_json())
+        ingest_worker.start(stack.settings)
         source = next(iter(stack.sources.values()))
         at = Circumstances(source, "naive", now_ms(), "EPSG:4326", None, False)
         info = CollectionInfo("collection", NAIVE)

@@ -10,11 +10,17 @@ from typing import TYPE_CHECKING
 from geo_assets.events import topics
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from geo_assets.settings import Settings
+    from resources.event_log.kafka_options import KafkaOptions
     from resources.event_log.protocol import EventLog, TopicSpec
     from resources.guard.protocol import Guard
     from resources.ledger.protocol import Ledger
     from resources.tile_store.protocol import TileStore
+
+TILES_FOLDER = "tiles/"
+"""Where the tile store keeps tiles: the one folder that a run may write."""
 
 MAX_RECORD_BYTES = 1_000_000
 """A record's limit: Kafka's default is 1 MB, and both stacks behave alike. Larger bodies go by pointer."""
@@ -38,39 +44,101 @@ def topic_specs(settings: Settings) -> list[TopicSpec]:
     ]
 
 
-def open_log(settings: Settings) -> EventLog:
-    """The event log, with every topic declared."""
-    from resources.event_log.sqlite import SqliteEventLog
+def kafka_options(settings: Settings, servers: str) -> KafkaOptions:
+    """How Kafka is reached, from the settings."""
+    from resources.event_log.kafka_options import KafkaOptions, security
 
-    log = SqliteEventLog(settings.home / "event-log.db")
-    log.ensure_topics(topic_specs(settings))
+    password = settings.kafka_sasl_password
+    return KafkaOptions(
+        servers,
+        topic_prefix=settings.kafka_topic_prefix,
+        security=security(
+            protocol=settings.kafka_security_protocol,
+            mechanism=settings.kafka_sasl_mechanism,
+            username=settings.kafka_sasl_username,
+            password=password.get_secret_value() if password else None,
+            ca=_text(settings.kafka_ssl_ca),
+            certificate=_text(settings.kafka_ssl_certificate),
+            key=_text(settings.kafka_ssl_key),
+        ),
+        replication_factor=settings.kafka_replication_factor,
+        min_insync_replicas=settings.kafka_min_insync_replicas,
+    )
+
+
+def open_log(settings: Settings) -> EventLog:
+    """The event log, with every topic declared: Kafka where its servers are named."""
+    log: EventLog
+    if settings.kafka_servers:
+        from resources.event_log.kafka import KafkaEventLog
+
+        log = KafkaEventLog(kafka_options(settings, settings.kafka_servers))
+    else:
+        from resources.event_log.sqlite import SqliteEventLog
+
+        log = SqliteEventLog(settings.home / "event-log.db")
+    try:
+        log.ensure_topics(topic_specs(settings))
+    except BaseException:
+        log.close()
+        raise
     return log
 
 
 def open_guard(settings: Settings) -> Guard:
-    """The guard."""
+    """The guard: Redis where its URL is set."""
+    if settings.redis_url is not None:
+        from resources.guard.redis import RedisGuard
+
+        return RedisGuard(settings.redis_url.get_secret_value(), prefix=settings.redis_prefix)
     from resources.guard.sqlite import SqliteGuard
 
     return SqliteGuard(settings.home / "guard.db")
 
 
 def open_ledger(settings: Settings) -> Ledger:
-    """The ledger."""
+    """The ledger: Postgres where its URL is set."""
+    url = settings.ledger_url or settings.postgres_url
+    if url is not None:
+        from resources.ledger.postgres import PostgresLedger
+
+        return PostgresLedger(url.get_secret_value(), schema=settings.postgres_schema, pool=settings.postgres_pool)
     from resources.ledger.sqlite import SqliteLedger
 
     return SqliteLedger(settings.home / "ledger.db")
 
 
-def open_tile_store(settings: Settings) -> TileStore:
-    """The tile store: objects below `tiles/`, bodies too large for the log below `inbox/`."""
+def open_tile_store(settings: Settings, *, scoped: bool = False) -> TileStore:
+    """The tile store: objects below `tiles/`, bodies too large for the log below `inbox/`.
+
+    Args:
+        settings: An object store where its URL is set, else a folder.
+        scoped: With credentials that write below `tiles/` alone, where a role to assume is set: for runs.
+    """
+    if settings.tile_store_url is not None:
+        from resources.tile_store.objects import ObjectTileStore
+
+        return ObjectTileStore(
+            settings.tile_store_url,
+            endpoint=settings.s3_endpoint,
+            region=settings.s3_region,
+            profile=settings.s3_profile,
+            role=settings.tile_store_role if scoped else None,
+            sts_endpoint=settings.sts_endpoint or settings.s3_endpoint,
+            write_prefix=TILES_FOLDER,
+        )
     from resources.tile_store.folder import FolderTileStore
 
     return FolderTileStore(settings.home / "tiles")
 
 
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
 def tile_object(object_name: str) -> str:
     """Name in the tile store of a tile's object: gzip bytes of `z/x/y/<revision>-<hash>`."""
-    return f"tiles/{object_name}.mvt.gz"
+    return f"{TILES_FOLDER}{object_name}.mvt.gz"
 
 
 def inbox_object(sha256: str) -> str:

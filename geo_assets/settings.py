@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -136,6 +136,15 @@ class Settings(BaseSettings):
     layers_file: Path | None = Field(
         default=None, description="YAML with the layers; default `layers.yaml` in the home folder."
     )
+
+    @model_validator(mode="after")
+    def _complete(self) -> Settings:
+        if self.stack == "production":
+            for name in ("kafka_servers", "redis_url", "postgres_url", "tile_store_url"):
+                two = name == "postgres_url" and self.feature_store_url is not None and self.ledger_url is not None
+                if getattr(self, name) is None and not two:
+                    raise ValueError(f"the production stack needs GEO_ASSETS_{name.upper()}, which is not set")
+        return self
 
     @property
     def tiles_url(self) -> str:

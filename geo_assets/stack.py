@@ -19,10 +19,16 @@ if TYPE_CHECKING:
 
 
 class Stack:
-    """The ports that the settings choose. Opening one is cheap and lazy; `close` closes those that were opened."""
+    """The ports that the settings choose. Opening one is cheap and lazy; `close` closes those that were opened.
 
-    def __init__(self, settings: Settings) -> None:
+    Args:
+        settings: Which adapters, and where.
+        scoped: For a Dagster run: its tile store can write tiles and nothing else, where a role to assume is set.
+    """
+
+    def __init__(self, settings: Settings, *, scoped: bool = False) -> None:
         self.settings = settings
+        self.scoped = scoped
 
     @cached_property
     def layers(self) -> LayerSet:
@@ -52,11 +58,18 @@ class Stack:
     @cached_property
     def tiles(self) -> TileStore:
         """The tile store."""
-        return ports.open_tile_store(self.settings)
+        return ports.open_tile_store(self.settings, scoped=self.scoped)
 
     @cached_property
     def features(self) -> FeatureStore:
-        """The feature store."""
+        """The feature store: PostGIS where its URL is set."""
+        url = self.settings.feature_store_url or self.settings.postgres_url
+        if url is not None:
+            from resources.feature_store.postgis import PostgisStore
+
+            return PostgisStore(
+                url.get_secret_value(), schema=self.settings.postgres_schema, pool=self.settings.postgres_pool
+            )
         from resources.feature_store.geopackage import GeoPackageStore
 
         return GeoPackageStore(self.settings.home / "features.gpkg")

@@ -25,7 +25,7 @@ class StackResource(ConfigurableResource):
         return Settings() if self.home is None else Settings(home=Path(self.home))
 
     @contextmanager
-    def opened(self) -> Iterator[Stack]:
-        """The ports, closed at the end. A tick and a run open their own: SQLite's cost milliseconds."""
-        with Stack(self.settings()) as stack:
+    def opened(self, *, scoped: bool = False) -> Iterator[Stack]:
+        """The ports, closed at the end; a tick and a run open their own. `scoped`: able to write tiles alone."""
+        with Stack(self.settings(), scoped=scoped) as stack:
             yield stack

@@ -249,7 +249,7 @@ class Reporter:
 )
 def tiles(context: AssetExecutionContext, config: TilesConfig, stack: StackResource) -> Iterator[AssetObservation]:
     """Build this run's tiles, each committed by itself, and report one materialization for each."""
-    with stack.opened() as ports:
+    with stack.opened(scoped=True) as ports:
         if config.batch is not None:
             tally, seconds = _build_batch(context, ports, config.batch, config.force)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 import typer
 
@@ -82,8 +83,16 @@ def explain(fault: Exception) -> str:
         return f"{fault.filename or 'the system'}: {fault.strerror or fault}"
     if "ValidationError" in kinds and hasattr(fault, "errors"):
         problems = fault.errors()  # pyright: ignore[reportAttributeAccessIssue]
-        return "; ".join(f"{_setting(p['loc'])}: {p['msg']}, got {str(p.get('input'))[:60]!r}" for p in problems[:3])
+        return "; ".join(map(_problem, problems[:3]))
     return f"unexpected {type(fault).__name__}: {' '.join(str(fault).split())[:300]} (GEO_ASSETS_DEBUG=1 shows where)"
+
+
+def _problem(problem: dict[str, Any]) -> str:
+    """One setting's problem; the input is not shown where it is all settings at once, which have secrets in them."""
+    message = problem["msg"].removeprefix("Value error, ")
+    if not problem["loc"]:
+        return message
+    return f"{_setting(problem['loc'])}: {message}, got {str(problem.get('input'))[:60]!r}"
 
 
 def _setting(location: tuple[object, ...]) -> str:

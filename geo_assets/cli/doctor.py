@@ -25,6 +25,12 @@ PACKAGES = (
     "h3",
     "mercantile",
     "pydantic",
+    "confluent-kafka",
+    "redis",
+    "psycopg",
+    "obstore",
+    "dagster-aws",
+    "dagster-postgres",
 )
 
 
@@ -68,6 +74,9 @@ def checks(current: object) -> Iterator[tuple[str, Callable[[], str]]]:
         yield f"port {port} ({name})", lambda port=port: _port(current.host, port)
     yield "layers", lambda: _layers(current)
     yield "sources", lambda: _sources(current)
+    from geo_assets.services.reachable import looks
+
+    yield from looks(current)
 
 
 def _libraries() -> str:

@@ -90,7 +90,7 @@ class TileBuilder:
         self._inline = inline
         settings = stack.settings
         self._pool = WorkerPool(
-            settings.build_workers, settings.build_timeout_s, build_worker.start, (settings.model_dump_json(),)
+            settings.build_workers, settings.build_timeout_s, build_worker.start, (settings, stack.scoped)
         )
         self.encoded = 0
         """Tiles that went to the encoder."""

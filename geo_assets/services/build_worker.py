@@ -69,10 +69,10 @@ def no_step(name: str, key: str) -> None:
 _stack: Stack | None = None
 
 
-def start(settings_json: str) -> None:
-    """Open this process's own ports; called once in each worker."""
+def start(settings: Settings, scoped: bool) -> None:
+    """Open this process's own ports, with the caller's reach; called once in each worker."""
     global _stack
-    _stack = Stack(Settings.model_validate_json(settings_json))
+    _stack = Stack(settings, scoped=scoped)
 
 
 def boxes_of(keys: Sequence[str], layers: LayerSet) -> list[TileBox]:

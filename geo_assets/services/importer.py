@@ -99,7 +99,7 @@ def import_reading(
         settings.ingest_workers,
         settings.task_timeout_s,
         ingest_worker.start,
-        (settings.model_dump_json(),),
+        (settings,),
         ahead=AHEAD,
     )
     plan = DirtyPlan(stack.layers, settings.edit_cap, manifest=manifest_id)

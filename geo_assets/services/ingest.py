@@ -102,9 +102,7 @@ class Ingest:
         self.stack = stack
         self._step = step or (lambda _name: None)
         settings = stack.settings
-        self._pool = WorkerPool(
-            settings.ingest_workers, settings.task_timeout_s, ingest_worker.start, (settings.model_dump_json(),)
-        )
+        self._pool = WorkerPool(settings.ingest_workers, settings.task_timeout_s, ingest_worker.start, (settings,))
         self._consumer = stack.log.consumer(INGEST_GROUP, [topics.RAW])
         self._callbacks = Callbacks(stack)
 

@@ -78,10 +78,10 @@ _layers: LayerSet | None = None
 _sources: Sources | None = None
 
 
-def start(settings_json: str) -> None:
+def start(settings: Settings) -> None:
     """Load this process's settings; called once in each worker."""
     global _settings, _layers, _sources
-    _settings = Settings.model_validate_json(settings_json)
+    _settings = settings
     _layers, _sources = load_layers(_settings), load_sources(_settings)
 
 

@@ -181,7 +181,7 @@ def test_hints_that_a_dead_process_left_are_sent_by_the_next(world: World) -> No
     from geo_assets.services.ingest_worker import BodyTask, Circumstances, read_bodies, start
     from geo_assets.services.valid_edits import edit_of
 
-    start(world.settings.model_dump_json())
+    start(world.settings)
     at = Circumstances(world.stack.sources["city"], "gone", 1, None, None, False)
     (result,) = read_bodies([BodyTask(at, json.dumps(feature(1, 1)).encode())])
     edits = [edit_of(one.edit) for one in result.features if one.edit is not None]
