@@ -103,6 +103,8 @@ def ordeal(platform: Platform, *, edits: int, kills: list[str], every: float, pa
         time.sleep(every)
         while not kill(platform, what) and time.monotonic() < deadline:
             # No run is alive just now: another edit will bring one.
+            assert platform.process is not None
+            assert platform.process.poll() is None, f"geo-assets up ended by itself:\n{platform.text[-4000:]}"
             time.sleep(0.1)
         done.append(what)
     until(lambda: not poster.is_alive(), 600, "every edit was posted", every=0.5)
