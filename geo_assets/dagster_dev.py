@@ -11,6 +11,7 @@ tiles. Here it is known to be gone: the supervisor ended its processes.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -72,7 +73,10 @@ def create_databases(home: Path) -> None:
     Raises:
         SystemExit: They cannot be made; the lines above say why.
     """
-    made, version = home / "databases-made", importlib.metadata.version("dagster")
+    # Another server in the same home is another database.
+    server = os.environ.get("GEO_ASSETS_DAGSTER_POSTGRES_URL", "")
+    made = home / "databases-made"
+    version = f"{importlib.metadata.version('dagster')} {hashlib.sha256(server.encode()).hexdigest()[:16]}"
     if made.exists() and made.read_text() == version:
         return
     code = subprocess.run([sys.executable, "-m", "geo_assets.dagster_dev", "databases"], check=False).returncode

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from dagster import DagsterRunStatus
 
-from geo_assets.cli.up import dagster_environment, prepare_dagster
+from geo_assets import dagster_home
 from geo_assets.dagster_dev import LONGEST_SOCKET, end_lost_runs, meeting_place
 from geo_assets.settings import Settings
 from geo_assets_tests.dagster_world import world
@@ -52,10 +52,10 @@ def test_ui_daemon_and_code_server_of_a_new_home_come_up_together_and_end_togeth
     (port,) = free_ports(1)
     current = Settings(home=tmp_path / "home")
     current.home.mkdir()
-    folder = prepare_dagster(current)
+    folder = dagster_home.prepare(current)
     process = subprocess.Popen(
         [sys.executable, "-m", "geo_assets.dagster_dev", "-h", "127.0.0.1", "-p", str(port)],
-        env={**os.environ, **dagster_environment(current, folder)},
+        env={**os.environ, **dagster_home.environment(current, folder)},
     )
     try:
         url = f"http://127.0.0.1:{port}"

@@ -65,19 +65,29 @@ def main() -> None:
     sys.exit(code)
 
 
+EXPECTED = {
+    "AlreadyRunning",
+    "ConfigurationError",
+    "FeatureStoreError",
+    "GuardUnavailable",
+    "LayerError",
+    "LedgerError",
+    "ListenError",
+    "LogError",
+    "NotReady",
+    "ProbeFailed",
+    "ReadingError",
+    "SchemaError",
+    "TileError",
+    "TileStoreError",
+}
+"""Names of errors whose message is written for people. By name: importing them all would make each start slower."""
+
+
 def explain(fault: Exception) -> str:
     """One line for people about an exception: expected ones say what they are, others name themselves."""
-    known = (
-        "ConfigurationError",
-        "ListenError",
-        "AlreadyRunning",
-        "ProbeFailed",
-        "ReadingError",
-        "LayerError",
-        "TileError",
-    )
     kinds = {kind.__name__ for kind in type(fault).__mro__}
-    if kinds & {*known, "LogError", "LedgerError", "FeatureStoreError", "TileStoreError", "GuardUnavailable"}:
+    if kinds & EXPECTED:
         return " ".join(str(fault).split())
     if isinstance(fault, OSError):
         return f"{fault.filename or 'the system'}: {fault.strerror or fault}"

@@ -9,7 +9,6 @@ import socket
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -37,16 +36,20 @@ def up(
     edge_port: int = typer.Option(None, help="Port of the edge (env GEO_ASSETS_EDGE_PORT, default 8787)."),
     tiles_port: int = typer.Option(None, help="Port of map and tiles (env GEO_ASSETS_TILES_PORT, default 8788)."),
     dagster_port: int = typer.Option(None, help="Port of the Dagster UI (env GEO_ASSETS_DAGSTER_PORT, default 3000)."),
+    stack: str = typer.Option(
+        None, help="`production`: on the Kafka, Redis, PostGIS and S3 that the settings name (env GEO_ASSETS_STACK)."
+    ),
     verbose: bool = typer.Option(False, "--verbose", "-v", help="Show every line that Dagster prints."),
 ) -> None:
     """Run everything here until Ctrl-C: edge, ingest, tile server, Dagster's UI and daemon.
 
     Data lives in the home folder (GEO_ASSETS_HOME); nothing needs to be installed. Start it again and it goes on where
-    it was, also after a power cut.
+    it was, also after a power cut. With --stack production the data lives in the services that the settings name.
     """
+    from geo_assets import dagster_home
     from geo_assets.services.supervisor import Child, Supervisor
 
-    current = logged_settings(edge_port=edge_port, tiles_port=tiles_port, dagster_port=dagster_port)
+    current = logged_settings(edge_port=edge_port, tiles_port=tiles_port, dagster_port=dagster_port, stack=stack)
     os.environ["GEO_ASSETS_HOME"] = str(current.home)
     check_home(current)
     room = shutil.disk_usage(current.home).free
@@ -63,7 +66,7 @@ def up(
     try:
         check_ports(current)
         prepare(current)
-        dagster_home = prepare_dagster(current)
+        folder = dagster_home.prepare(current)
     except BaseException:
         supervisor.stop()
         raise
@@ -79,8 +82,8 @@ def up(
     me = [sys.executable, "-m", "geo_assets.cli"]
     try:
         # What takes longest starts first.
-        environment = dagster_environment(current, dagster_home)
-        supervisor.start(Child("dagster", dagster_command(current), environment, stop_signal=signal.SIGINT))
+        environment = dagster_home.environment(current, folder)
+        supervisor.start(Child("dagster", dagster_home.command(current), environment, stop_signal=signal.SIGINT))
         for name in ("edge", "ingest", "tiles"):
             supervisor.start(Child(name, [*me, name]))
         _run(supervisor, current, printer, asked, me if sample else None, open_browser)
@@ -168,54 +171,27 @@ def check_ports(current: Settings) -> None:
 
 
 def prepare(current: Settings) -> None:
-    """Create every file of the home once, in one process, so that the services find it there."""
+    """Create every file, table and topic once, in one process, so that the services find it there.
+
+    Raises:
+        CliError: A service that the settings name cannot be used; the line says which, and why.
+    """
+    from geo_assets.cli import explain
     from geo_assets.events.crs import probe
     from geo_assets.services.layer_changes import follow_layers
+    from geo_assets.services.migrating import migrate_all
+    from geo_assets.services.reachable import looks
     from geo_assets.stack import Stack
 
     probe()
+    migrate_all(current)
     with Stack(current) as stack:
         follow_layers(stack.ensure())
-
-
-def top_level(name: str) -> Path:
-    """A file of the project's top level: beside the package in a checkout, under `share/` where it was installed.
-
-    Raises:
-        CliError: It is in neither place.
-    """
-    import geo_assets
-
-    for folder in (Path(geo_assets.__file__).parents[1], Path(sys.prefix) / "share" / "geo_assets"):
-        if (folder / name).is_file():
-            return folder / name
-    raise CliError(f"{name} is not there: install geo_assets again, or run it from a checkout")
-
-
-def prepare_dagster(current: Settings) -> Path:
-    """Dagster's home inside ours, with the project's dagster.yaml."""
-    folder = current.home / "dagster"
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(top_level("dagster.yaml"), folder / "dagster.yaml")
-    return folder
-
-
-def dagster_environment(current: Settings, folder: Path) -> dict[str, str]:
-    """Environment of Dagster's processes."""
-    return {
-        "DAGSTER_HOME": str(folder),
-        "GEO_ASSETS_DAGSTER_STORAGE": str(folder / "storage"),
-        "GEO_ASSETS_HOME": str(current.home),
-        "DAGSTER_DISABLE_TELEMETRY": "1",
-        # Without it Dagster stores each of a run's planned events in a transaction of its own.
-        "DAGSTER_EVENT_BATCH_SIZE": "1000",
-    }
-
-
-def dagster_command(current: Settings) -> list[str]:
-    """How Dagster's UI, daemon and code server are started."""
-    listen = ["-h", current.host, "-p", str(current.dagster_port)]
-    return [sys.executable, "-m", "geo_assets.dagster_dev", *listen]
+    for name, look in looks(current):
+        try:
+            look()
+        except Exception as fault:
+            raise CliError(f"{name}: {explain(fault)}") from None
 
 
 class Printer:

@@ -1,0 +1,130 @@
+"""Dagster's home inside ours: which dagster.yaml it has, and the environment that Dagster's processes need."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlsplit
+
+from geo_assets.configuration import ConfigurationError
+
+if TYPE_CHECKING:
+    from geo_assets.settings import Settings
+
+LOGS_FOLDER = "compute-logs"
+"""Beside the tiles, in the same bucket: outside what a run's narrowed credentials may write."""
+
+
+def top_level(name: str) -> Path:
+    """A file of the project's top level: beside the package in a checkout, under `share/` where it was installed.
+
+    Raises:
+        ConfigurationError: It is in neither place.
+    """
+    import geo_assets
+
+    for folder in (Path(geo_assets.__file__).parents[1], Path(sys.prefix) / "share" / "geo_assets"):
+        if (folder / name).is_file():
+            return folder / name
+    raise ConfigurationError(f"{name} is not there: install geo_assets again, or run it from a checkout")
+
+
+def prepare(settings: Settings) -> Path:
+    """Make Dagster's home, with the dagster.yaml of the stack; on Postgres, make its schema.
+
+    Raises:
+        ConfigurationError: Postgres cannot be reached or refuses the schema; the setting is named.
+    """
+    folder = settings.home / "dagster"
+    folder.mkdir(parents=True, exist_ok=True)
+    production = settings.stack == "production"
+    shutil.copyfile(top_level("deploy/dagster.yaml" if production else "dagster.yaml"), folder / "dagster.yaml")
+    if production:
+        _make_schema(settings)
+    return folder
+
+
+def environment(settings: Settings, folder: Path) -> dict[str, str]:
+    """Environment of Dagster's processes.
+
+    Args:
+        settings: Where Postgres and the object store are.
+        folder: Dagster's home, as `prepare` made it.
+    """
+    wanted = {
+        "DAGSTER_HOME": str(folder),
+        "GEO_ASSETS_DAGSTER_STORAGE": str(folder / "storage"),
+        "GEO_ASSETS_HOME": str(settings.home),
+        "DAGSTER_DISABLE_TELEMETRY": "1",
+        # Without it Dagster stores each of a run's planned events in a transaction of its own.
+        "DAGSTER_EVENT_BATCH_SIZE": "1000",
+    }
+    if settings.stack != "production":
+        return wanted
+    bucket, prefix = _bucket(settings)
+    wanted |= {
+        "GEO_ASSETS_DAGSTER_POSTGRES_URL": storage_url(settings),
+        "GEO_ASSETS_LOGS_BUCKET": bucket,
+        "GEO_ASSETS_LOGS_PREFIX": prefix,
+    }
+    # Dagster's own log manager takes them from where every AWS client does.
+    if settings.s3_endpoint is not None:
+        wanted["AWS_ENDPOINT_URL_S3"] = settings.s3_endpoint
+    if settings.s3_region is not None:
+        wanted["AWS_DEFAULT_REGION"] = settings.s3_region
+    if settings.s3_profile is not None:
+        wanted["AWS_PROFILE"] = settings.s3_profile
+    return wanted
+
+
+def storage_url(settings: Settings) -> str:
+    """The URL of Dagster's storage, in a schema of its own beside ours."""
+    url = _given_url(settings)
+    joint = "&" if urlsplit(url).query else "?"
+    return f"{url}{joint}options={quote(f'-csearch_path={schema(settings)}', safe='')}"
+
+
+def schema(settings: Settings) -> str:
+    """The schema of Dagster's own tables."""
+    return f"{settings.postgres_schema}_dagster"
+
+
+def command(settings: Settings) -> list[str]:
+    """How Dagster's UI, daemon and code server are started."""
+    listen = ["-h", settings.host, "-p", str(settings.dagster_port)]
+    return [sys.executable, "-m", "geo_assets.dagster_dev", *listen]
+
+
+def _given_url(settings: Settings) -> str:
+    url = settings.dagster_postgres_url or settings.postgres_url
+    if url is None:
+        raise ConfigurationError("Dagster's storage has no Postgres: set GEO_ASSETS_DAGSTER_POSTGRES_URL")
+    return url.get_secret_value()
+
+
+def _bucket(settings: Settings) -> tuple[str, str]:
+    parts = urlsplit(settings.tile_store_url or "")
+    if parts.scheme != "s3":
+        raise ConfigurationError(
+            f"Dagster's compute logs go to S3, and GEO_ASSETS_TILE_STORE_URL is {settings.tile_store_url}: "
+            "name another compute log manager in deploy/dagster.yaml"
+        )
+    return parts.netloc, "/".join(part for part in (parts.path.strip("/"), LOGS_FOLDER) if part)
+
+
+def _make_schema(settings: Settings) -> None:
+    import psycopg
+    from psycopg import sql
+
+    from resources.postgres import conninfo, explained
+
+    url = _given_url(settings)
+    with (
+        explained(ConfigurationError, "GEO_ASSETS_DAGSTER_POSTGRES_URL", url),
+        psycopg.connect(conninfo(url), autocommit=True) as connection,
+    ):
+        there = connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (schema(settings),)).fetchone()
+        if there is None:
+            connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema(settings))))
