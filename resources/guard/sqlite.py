@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 from resources.guard.protocol import GuardUnavailable, Lease
+from resources.guard.times import milliseconds
 from resources.sqlite import SqliteFile
 
 SCHEMA_VERSION = 1
@@ -69,7 +69,7 @@ class SqliteGuard:
 
     def set_if_absent(self, key: str, value: str, ttl_s: float) -> str | None:
         """Set it and return None; when it is there and alive, leave it and return the value it has."""
-        ttl_ms = _milliseconds(ttl_s)
+        ttl_ms = milliseconds(ttl_s)
         # Most duplicates are found here, without the write lock; a living key can only be deleted or expire.
         present = self.get(key)
         if present is not None:
@@ -95,7 +95,7 @@ class SqliteGuard:
 
     def set_many_if_absent(self, values: Mapping[str, str], ttl_s: float) -> dict[str, str]:
         """`set_if_absent` of many in one transaction; those that were there and alive, with the value they have."""
-        ttl_ms = _milliseconds(ttl_s)
+        ttl_ms = milliseconds(ttl_s)
         if not values:
             return {}
         with self._file.transaction() as connection:
@@ -123,7 +123,7 @@ class SqliteGuard:
 
     def acquire(self, name: str, owner: str, ttl_s: float) -> Lease | None:
         """Take the lease if it is free, expired or this owner's already (same token then); else None."""
-        ttl_ms = _milliseconds(ttl_s)
+        ttl_ms = milliseconds(ttl_s)
         held = self._file.attempt(
             lambda c: c.execute("SELECT owner, expires_ms FROM leases WHERE name = ?", (name,)).fetchone()
         )
@@ -146,7 +146,7 @@ class SqliteGuard:
 
     def renew(self, lease: Lease, ttl_s: float) -> Lease | None:
         """Extend it if its token is still the current one and it has not expired; None when it was lost."""
-        ttl_ms = _milliseconds(ttl_s)
+        ttl_ms = milliseconds(ttl_s)
         with self._file.transaction() as connection:
             now_ms = self._now_ms()
             count = connection.execute(
@@ -190,9 +190,3 @@ class SqliteGuard:
 
     def _now_ms(self) -> int:
         return int(self._clock() * 1000)
-
-
-def _milliseconds(ttl_s: float) -> int:
-    if not (math.isfinite(ttl_s) and ttl_s > 0):
-        raise ValueError(f"ttl_s {ttl_s} is not a number of seconds above 0")
-    return max(1, int(ttl_s * 1000))
