@@ -7,19 +7,21 @@ import os
 import random
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 from dagster import AssetKey, AssetRecordsFilter, DagsterInstance
 
+from geo_assets import dagster_home
 from geo_assets.configuration import load_sources
 from geo_assets.events.signature import sign
+from geo_assets.settings import Settings
 from geo_assets.tiles.decode import decode
 from geo_assets.tiles.workkey import tile_hash
 from geo_assets_tests.running_platform import Platform, until
-from geo_assets_tests.world import HERE, World, feature, settings_for
+from geo_assets_tests.stacks import fields_of
+from geo_assets_tests.world import HERE, World, feature
 
 FEATURES = 40
 LAYERS = "max_zoom: 14\nlayers: [{name: buildings, min_zoom: 12, min_pixels: 0}]\n"
@@ -31,7 +33,7 @@ class Poster(threading.Thread):
     def __init__(self, platform: Platform, edits: int, pause: float) -> None:
         super().__init__(daemon=True)
         self._platform, self._edits, self._pause = platform, edits, pause
-        self._source = load_sources(settings_for(platform.home))["city"]
+        self._source = load_sources(platform.settings)["city"]
         self.sent = 0
         self.last: dict[int, int] = {}
         self.start()
@@ -121,12 +123,12 @@ def ordeal(platform: Platform, *, edits: int, kills: list[str], every: float, pa
     until(quiet, 300, "everything was worked off", every=2.0)
     assert platform.stop() == 0
     assert platform.left() == []
-    verify(platform.home, poster.last)
+    verify(platform, poster.last)
 
 
-def verify(home: Path, last: dict[int, int]) -> None:
+def verify(platform: Platform, last: dict[int, int]) -> None:
     """The last version of every edit is in the tiles, once; ledger, store, announcements and catalog agree."""
-    world = World(home)
+    world = World(platform.home, **fields_of(platform.environment))
     try:
         assert {json.loads(f.feature_id): f.version for f in world.stack.features.scan()} == last
         states = world.published()
@@ -153,16 +155,16 @@ def verify(home: Path, last: dict[int, int]) -> None:
         assert {Tile.from_key(key).path: s.revision for key, s in everything.items()} == {
             p: e["revision"] for p, e in told.items()
         }
-        assert {s.key: s.revision for s in everything.values()} == catalogued(home, list(everything))
+        assert {s.key: s.revision for s in everything.values()} == catalogued(platform.settings, list(everything))
         assert world.letters() == []
     finally:
         world.close()
 
 
-def catalogued(home: Path, keys: list[str]) -> dict[str, int]:
+def catalogued(settings: Settings, keys: list[str]) -> dict[str, int]:
     """Newest revision that the catalog has of each tile."""
-    folder = home / "dagster"
-    os.environ["GEO_ASSETS_DAGSTER_STORAGE"] = str(folder / "storage")
+    folder = settings.home / "dagster"
+    os.environ.update(dagster_home.environment(settings, folder))
     found: dict[str, int] = {}
     with DagsterInstance.from_config(str(folder)) as instance:
         for start in range(0, len(keys), 20):

@@ -19,6 +19,9 @@ import httpx
 import psutil
 
 from geo_assets.services.supervisor import MARKER
+from geo_assets.settings import Settings
+from geo_assets.stack import Stack
+from geo_assets_tests.stacks import settings_from
 
 
 def free_ports(count: int) -> list[int]:
@@ -139,6 +142,15 @@ class Platform:
                 found.append(process)
         return found
 
+    @property
+    def settings(self) -> Settings:
+        """The settings its processes have."""
+        return settings_from(self.environment)
+
+    def stack(self) -> Stack:
+        """Its ports, for a look from outside."""
+        return Stack(self.settings)
+
     # -- what people do ------------------------------------------------------------------------------------------------
     def command(self, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
         """Run the command line in this home."""
@@ -161,10 +173,8 @@ class Platform:
     def status(self) -> dict[str, Any]:
         """What `geo-assets status --json` prints, without a process of its own each time it is asked for."""
         from geo_assets.services.status import snapshot
-        from geo_assets.stack import Stack
-        from geo_assets_tests.world import settings_for
 
-        with Stack(settings_for(self.home)) as stack:
+        with self.stack() as stack:
             return snapshot(stack)
 
     def etag(self, path: str) -> str | None:

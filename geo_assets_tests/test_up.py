@@ -16,7 +16,6 @@ import httpx
 import pytest
 import shapely
 
-from geo_assets.stack import Stack
 from geo_assets.tiles.tile import Tile
 from geo_assets_tests.ordeal import LAYERS, ordeal
 from geo_assets_tests.running_platform import Listener, Platform, free_ports, paths, running, until
@@ -56,7 +55,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
 
 def published(platform: Platform) -> dict[str, str | None]:
     """Every tile of the ledger with its content hash, by path."""
-    with Stack(settings_for(platform.home)) as stack:
+    with platform.stack() as stack:
         return {Tile.from_key(s.key).path: s.content_hash for s in stack.ledger.scan()}
 
 
@@ -106,7 +105,7 @@ def test_an_edit_that_moves_a_building_changes_exactly_its_tiles(up: Platform) -
     quiet(up)
     before, count = published(up), runs(up)
     edit = building(up)
-    with Stack(settings_for(up.home)) as stack:
+    with up.stack() as stack:
         old = stack.features.get("demo", json.dumps(edit["id"]))
         assert old is not None
         buffer, deepest = stack.layers.reach_fraction, stack.layers.max_zoom
@@ -138,7 +137,7 @@ def test_an_edit_that_moves_a_building_changes_exactly_its_tiles(up: Platform) -
         shown = materialization(up, Tile.from_path(path).key)
         assert shown is not None
         assert (shown["revision"], shown["content_hash"]) == (event["revision"], after[path])
-    with Stack(settings_for(up.home)) as stack:
+    with up.stack() as stack:
         moved = stack.features.get("demo", json.dumps(edit["id"]))
         assert moved is not None
         assert moved.version == edit["version"]
@@ -156,7 +155,7 @@ def new_page(browser: Any) -> Iterator[Any]:
 def test_the_map_shows_an_edit_without_a_reload(up: Platform, new_page: Any, tmp_path: Path) -> None:
     quiet(up)
     edit = building(up)
-    with Stack(settings_for(up.home)) as stack:
+    with up.stack() as stack:
         stored = stack.features.get("demo", json.dumps(edit["id"]))
         assert stored is not None
         west, south, east, north = stored.bbox or (0, 0, 0, 0)

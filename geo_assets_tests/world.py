@@ -39,13 +39,13 @@ HERE = (24.9441, 60.1690)
 """Lon, lat in degrees where the tests' buildings stand."""
 
 
-def settings_for(home: Path, **changes: Any) -> Settings:
+def settings_for(home: Path, /, **changes: Any) -> Settings:
     """Settings of a home with two layers and the source `city`."""
     home.mkdir(parents=True, exist_ok=True)
     for name, text in (("layers.yaml", LAYERS), ("sources.yaml", SOURCES)):
         if not (home / name).exists():
             (home / name).write_text(text)
-    values: dict[str, Any] = {"home": home, "log_partitions": 2, "ingest_workers": 1, "build_workers": 1, **changes}
+    values: dict[str, Any] = {"log_partitions": 2, "ingest_workers": 1, "build_workers": 1, **changes, "home": home}
     return Settings(**values)
 
 
@@ -74,7 +74,7 @@ def feature(
 class World:
     """Everything in one process: edits go in, tiles come out."""
 
-    def __init__(self, home: Path, **changes: Any) -> None:
+    def __init__(self, home: Path, /, **changes: Any) -> None:
         self.settings = settings_for(home, **changes)
         self.stack = Stack(self.settings).ensure()
         self._ingest: Ingest | None = None

@@ -20,6 +20,7 @@ from geo_assets.services.build import TileBuilder
 from geo_assets.services.dead_letters import scan_topic
 from geo_assets.services.garbage import collect_objects
 from geo_assets.tiles.tile import Tile
+from geo_assets_tests.stacks import STACKS, changes_of
 from geo_assets_tests.world import HERE, World, feature
 
 STEPS = ("take", "read digests", "read features", "put", "commit", "announce")
@@ -29,11 +30,12 @@ class Crash(BaseException):
     """A process that is gone: nothing may catch it."""
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    world = World(tmp_path / "home")
-    yield world
-    world.close()
+@pytest.fixture(params=STACKS)
+def world(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[World]:
+    with changes_of(request.param) as changes:
+        world = World(tmp_path / "home", **changes)
+        yield world
+        world.close()
 
 
 def one_tile(world: World) -> str:

@@ -14,6 +14,7 @@ from geo_assets.events import topics
 from geo_assets.services import outbox
 from geo_assets.services.dead_letters import list_dead_letters, replay, scan_topic
 from geo_assets.services.ingest import Ingest
+from geo_assets_tests.stacks import STACKS, changes_of
 from geo_assets_tests.world import HERE, World, feature, tiles_touched
 from resources.event_log.protocol import NewRecord
 
@@ -22,11 +23,12 @@ class Crash(BaseException):
     """A process that is gone: nothing may catch it."""
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    world = World(tmp_path / "home")
-    yield world
-    world.close()
+@pytest.fixture(params=STACKS)
+def world(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[World]:
+    with changes_of(request.param) as changes:
+        world = World(tmp_path / "home", **changes)
+        yield world
+        world.close()
 
 
 def hinted(world: World) -> set[str]:
