@@ -16,13 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from resources.feature_store.edits import Identity, Standing, check, decide
 from resources.feature_store.gpkg_geometry import to_blob, wkb_of
 from resources.feature_store.gpkg_schema import RTREE, TABLE, VERSION, GeoPackageFile, show_layer
 from resources.feature_store.protocol import (
     Applied,
-    Change,
     Edit,
-    EditOutcome,
     Feature,
     FeatureStoreError,
     FeatureStoreUnavailable,
@@ -55,8 +54,6 @@ _PAIRS = """SELECT box.number, group_concat(place.id) FROM box CROSS JOIN ga_pla
     GROUP BY box.number ORDER BY box.number"""
 
 Ints = npt.NDArray[np.int64]
-Standing = tuple[int, str, Feature | None]
-"""What stands for a feature: version, content hash, and the feature unless it is a tombstone."""
 
 
 class GeoPackageStore:
@@ -98,34 +95,14 @@ class GeoPackageStore:
             FeatureStoreUnavailable: Nothing was applied.
             ValueError: An edit that no caller may make: an upsert without its feature, or with another one's.
         """
-        for edit in edits:
-            _check(edit)
+        check(edits)
         if not edits:
             return []
         with self._file.transaction() as db:
-            standing = self._standing(db, edits)
-            applied_keys = self._applied_keys(db, edits)
-            new_keys: dict[str, None] = {}
-            changed: dict[tuple[str, str], Edit] = {}
-            changes: list[Change] = []
-            results: list[Applied] = []
-            for edit in edits:
-                identity = edit.source, edit.feature_id
-                version, content_hash, before = standing.get(identity, (0, "", None))
-                outcome = _outcome(edit, standing.get(identity), edit.event_key in applied_keys)
-                if outcome != "version_conflict":
-                    applied_keys.add(edit.event_key)
-                    new_keys[edit.event_key] = None
-                if outcome == "applied":
-                    version, content_hash = edit.version, edit.content_hash
-                    after = edit.feature if edit.action == "upsert" else None
-                    changes.append(Change(edit, before, after))
-                    changed[identity] = edit
-                    standing[identity] = version, content_hash, after
-                results.append(Applied(edit, outcome, version))
-            self._write(db, changed, now_ms)
-            if changes:
-                newest = max(change.edit.event_time_ms for change in changes)
+            decided = decide(edits, self._standing(db, edits), self._applied_keys(db, edits))
+            self._write(db, decided.last, now_ms)
+            if decided.changes:
+                newest = max(change.edit.event_time_ms for change in decided.changes)
                 db.execute("UPDATE ga_meta SET value = max(value, ?) WHERE name = 'watermark'", (newest,))
                 db.execute(
                     """UPDATE gpkg_contents SET last_change = strftime('%Y-%m-%dT%H:%M:%fZ', ? / 1000.0, 'unixepoch')
@@ -133,10 +110,10 @@ class GeoPackageStore:
                     (now_ms, TABLE),
                 )
             db.executemany(
-                "INSERT OR IGNORE INTO ga_applied VALUES (?, ?)", ((key, now_ms) for key in sorted(new_keys))
+                "INSERT OR IGNORE INTO ga_applied VALUES (?, ?)", ((key, now_ms) for key in sorted(decided.new_keys))
             )
-            self._write_outbox(db, plan(changes))
-        return results
+            self._write_outbox(db, plan(decided.changes))
+        return decided.applied
 
     def _applied_keys(self, db: sqlite3.Connection, edits: Sequence[Edit]) -> set[str]:
         keys = json.dumps([edit.event_key for edit in edits])
@@ -145,9 +122,9 @@ class GeoPackageStore:
         )
         return {row[0] for row in rows}
 
-    def _standing(self, db: sqlite3.Connection, edits: Sequence[Edit]) -> dict[tuple[str, str], Standing]:
+    def _standing(self, db: sqlite3.Connection, edits: Sequence[Edit]) -> dict[Identity, Standing]:
         self._ask(db, {(edit.source, edit.feature_id) for edit in edits})
-        standing: dict[tuple[str, str], Standing] = {
+        standing: dict[Identity, Standing] = {
             (row[0], row[1]): (row[2], row[3], None)
             for row in db.execute(
                 """SELECT t.source, t.feature_id, t.version, t.content_hash FROM asked AS a
@@ -166,7 +143,7 @@ class GeoPackageStore:
         db.execute("DELETE FROM asked")
         db.executemany("INSERT INTO asked (source, feature_id) VALUES (?, ?)", sorted(identities))
 
-    def _write(self, db: sqlite3.Connection, changed: Mapping[tuple[str, str], Edit], now_ms: int) -> None:
+    def _write(self, db: sqlite3.Connection, changed: Mapping[Identity, Edit], now_ms: int) -> None:
         """Leave each changed feature as its last edit says: a row, or a tombstone."""
         upserts = [edit.feature for edit in changed.values() if edit.action == "upsert" and edit.feature is not None]
         deletes = [edit for edit in changed.values() if edit.action == "delete"]
@@ -390,27 +367,6 @@ class GeoPackageStore:
     def close(self) -> None:
         """Release files and connections."""
         self._file.close()
-
-
-def _check(edit: Edit) -> None:
-    if edit.action != "upsert":
-        return
-    if edit.feature is None:
-        raise ValueError(f"edit {edit.event_key}: feature is None, an upsert needs one")
-    for name in ("source", "feature_id", "version", "content_hash"):
-        said, carried = getattr(edit, name), getattr(edit.feature, name)
-        if said != carried:
-            raise ValueError(f"edit {edit.event_key}: {name} is {said!r}, its feature's is {carried!r}")
-
-
-def _outcome(edit: Edit, standing: Standing | None, key_applied: bool) -> EditOutcome:
-    if key_applied:
-        return "duplicate"
-    if standing is None or edit.version > standing[0]:
-        return "applied"
-    if edit.version < standing[0]:
-        return "stale"
-    return "duplicate" if edit.content_hash == standing[1] else "version_conflict"
 
 
 def _row(feature: Feature) -> tuple[Any, ...]:
