@@ -1,5 +1,7 @@
 """A backfill of the synthetic city in one Dagster run, z14 to z18: start, build, commit, announce and catalogue.
 
+On both stacks, side by side, where the real services run (`scripts/services start`).
+
     python -m benchmarks.backfill [--quick] [--json FILE]
 
 Against it, in the same run: the same again (nothing to do: every tile skipped), and the naive way of one tile after the
@@ -10,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,8 +23,9 @@ from typing import Any
 import psutil
 
 from benchmarks import synthetic
-from benchmarks.city_home import city_home
+from benchmarks.both_stacks import Place, opened, place, stacks_here
 from benchmarks.report import Report, parser
+from geo_assets.services.build_worker import boxes_of
 from geo_assets.services.importer import import_reading
 from geo_assets.services.reading import open_file
 from geo_assets.settings import Settings
@@ -31,6 +33,7 @@ from geo_assets.stack import Stack
 
 ROOT = Path(__file__).parents[1]
 NAIVE_TILES = 60
+DIGEST_TILES = 2_000
 
 
 def main() -> None:
@@ -43,27 +46,40 @@ def main() -> None:
     report = Report("backfill", given.quick)
     buildings, tiles = (10_000, 500) if given.quick else (100_000, 5_000)
     with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder) / "home"
         file = Path(folder) / "city.geojsonl"
         synthetic.write(file, buildings)
-        with city_home(home) as stack:
-            done = import_reading(stack, open_file(file, None), next(iter(stack.sources.values())))
-            assert done.manifest is not None
-            keys = spread(stack.ledger.manifest_keys(done.manifest.id), tiles)
-            first = run(stack, home, keys)
-            report.row(f"backfill of {len(keys):,} tiles z14-z18, whole process", first["wall"], "s")
-            naive = one_by_one(stack, keys[:: max(1, len(keys) // NAIVE_TILES)][:NAIVE_TILES])
-            rate = len(keys) / first["wall"]
-            report.row("end to end, start of the process included", rate, "tiles/s", "one by one", rate / naive)
-            inner = len(keys) / first["seconds"]
-            report.row("within the run", inner, "tiles/s", "one by one", inner / naive)
-            report.row("one by one, an event each", naive, "tiles/s")
-            report.row("peak PSS of the run's process tree", first["pss"] / 1e6, "MB")
-            again = run(stack, home, keys)
-            assert again["outcomes"] == {"skipped": len(keys)}, again
-            report.row("second backfill, all skipped, within the run", len(keys) / again["seconds"], "tiles/s")
-            report.row("second backfill: skip rate", 1.0, "")
+        for name in stacks_here(report):
+            with place(name, Path(folder) / name) as where, opened(where) as stack:
+                where.dagster()
+                measure(where, stack, file, tiles, report)
     report.finish(given.json)
+
+
+def measure(where: Place, stack: Stack, file: Path, tiles: int, report: Report) -> None:
+    """One stack: import, the query for digests, the backfill, the naive way, the backfill again."""
+    name = where.name
+    started = time.perf_counter()
+    done = import_reading(stack, open_file(file, None), next(iter(stack.sources.values())))
+    report.row(f"{name}: import of {done.read:,} features", time.perf_counter() - started, "s")
+    assert done.manifest is not None
+    keys = spread(stack.ledger.manifest_keys(done.manifest.id), tiles)
+    boxes = boxes_of(keys[:DIGEST_TILES], stack.layers)
+    started = time.perf_counter()
+    stack.features.digests(boxes)
+    report.row(f"{name}: digests of {len(boxes):,} tiles, one query", time.perf_counter() - started, "s")
+    first = run(where, stack, keys)
+    report.row(f"{name}: backfill of {len(keys):,} tiles z14-z18, whole process", first["wall"], "s")
+    naive = one_by_one(stack, keys[:: max(1, len(keys) // NAIVE_TILES)][:NAIVE_TILES])
+    rate = len(keys) / first["wall"]
+    report.row(f"{name}: end to end, start of the process included", rate, "tiles/s", "one by one", rate / naive)
+    inner = len(keys) / first["seconds"]
+    report.row(f"{name}: within the run", inner, "tiles/s", "one by one", inner / naive)
+    report.row(f"{name}: one by one, an event each", naive, "tiles/s")
+    report.row(f"{name}: peak PSS of the run's process tree", first["pss"] / 1e6, "MB")
+    again = run(where, stack, keys)
+    assert again["outcomes"] == {"skipped": len(keys)}, again
+    report.row(f"{name}: second backfill, all skipped, within the run", len(keys) / again["seconds"], "tiles/s")
+    report.row(f"{name}: second backfill: skip rate", again["outcomes"]["skipped"] / len(keys), "")
 
 
 def spread(keys: list[str], count: int) -> list[str]:
@@ -72,25 +88,21 @@ def spread(keys: list[str], count: int) -> list[str]:
     return by_zoom[:count] if len(by_zoom) > count else by_zoom
 
 
-def run(stack: Stack, home: Path, keys: list[str]) -> dict[str, Any]:
+def run(where: Place, stack: Stack, keys: list[str]) -> dict[str, Any]:
     """Mark the tiles, lease them as one batch, and execute its run in a process of its own."""
     from dagster import DagsterInstance
 
     from geo_assets import catalog
 
-    dagster_home = home / "dagster"
-    dagster_home.mkdir(exist_ok=True)
-    shutil.copyfile(ROOT / "dagster.yaml", dagster_home / "dagster.yaml")
-    os.environ["GEO_ASSETS_DAGSTER_STORAGE"] = str(dagster_home / "storage")
-    with DagsterInstance.from_config(str(dagster_home)) as instance:
+    home = stack.settings.home
+    with DagsterInstance.get() as instance:
         catalog.register_partitions(instance, keys)
     stack.ledger.mark(keys, kind="backfill")
     (batch,) = stack.ledger.open_batches([keys], kind="backfill", ttl_s=600)
     answer = home / "answer.json"
     environment = {
         **os.environ,
-        "DAGSTER_HOME": str(dagster_home),
-        "GEO_ASSETS_HOME": str(home),
+        **where.environment,
         "GEO_ASSETS_LOG_LEVEL": "warning",
     }
     command = [sys.executable, "-m", "benchmarks.backfill", "--worker", str(home), batch.id]
@@ -160,7 +172,7 @@ def one_by_one(stack: Stack, keys: list[str]) -> float:
 
     settings: Settings = stack.settings
     with (
-        DagsterInstance.from_config(str(settings.home / "dagster")) as instance,
+        DagsterInstance.get() as instance,
         TileBuilder(stack, "naive", inline=True) as builder,
     ):
         started = time.perf_counter()

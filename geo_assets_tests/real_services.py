@@ -23,18 +23,23 @@ def folder() -> Path:
     return Path(os.environ.get("GEO_ASSETS_SERVICES") or Path(__file__).parents[1] / ".services")
 
 
+def found() -> dict[str, str]:
+    """What `scripts/services` wrote of the services it has started; nothing where it has started none."""
+    path = folder() / "services.env"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+
+
 def settings_of(*names: str) -> dict[str, str]:
     """`GEO_ASSETS_*` settings of running services, as `scripts/services start` wrote them.
 
     Without one of them the test is skipped with a line, or fails under REQUIRE_SERVICES=1.
     """
-    path = folder() / "services.env"
-    lines = path.read_text().splitlines() if path.exists() else []
-    found = dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+    running = found()
     for name in names:
-        if NEEDS[name] not in found:
+        if NEEDS[name] not in running:
             missing(f"no {name} runs here (scripts/services start {name})")
-    return found
+    return running
 
 
 def room() -> str:
