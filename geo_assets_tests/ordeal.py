@@ -1,4 +1,4 @@
-"""Kill -9 of ingest, of Dagster runs and of everything while edits come in: nothing lost, nothing twice."""
+"""Kill -9 of ingest, of Dagster runs, of everything, and of services, while edits come in: nothing lost or doubled."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from geo_assets.tiles.workkey import tile_hash
 from geo_assets_tests.running_platform import Platform, until
 from geo_assets_tests.stacks import fields_of
 from geo_assets_tests.world import HERE, World, feature
+from scripts.local_services import STANDARD, Services
 
 FEATURES = 40
 LAYERS = "max_zoom: 14\nlayers: [{name: buildings, min_zoom: 12, min_pixels: 0}]\n"
@@ -83,8 +84,13 @@ def processes(platform: Platform, what: str) -> list[psutil.Process]:
     return found
 
 
-def kill(platform: Platform, what: str) -> bool:
-    """Kill -9 one of them; whether there was one."""
+def kill(platform: Platform, what: str, services: Services | None) -> bool:
+    """Kill -9 one of them, or a service that is started again seconds later; whether there was one."""
+    if services is not None and what in STANDARD:
+        services.kill(what)
+        time.sleep(3)
+        services.start(what)
+        return True
     if what == "up":
         platform.kill()
         platform.lines.clear()
@@ -97,13 +103,31 @@ def kill(platform: Platform, what: str) -> bool:
     return bool(targets)
 
 
-def ordeal(platform: Platform, *, edits: int, kills: list[str], every: float, pause: float) -> None:
+def ordeal(
+    platform: Platform,
+    *,
+    edits: int,
+    kills: list[str],
+    every: float,
+    pause: float,
+    services: Services | None = None,
+) -> None:
+    """Post edits, kill one thing after the other meanwhile, wait until all is worked off, and look at everything.
+
+    Args:
+        platform: On layers of few zooms; it is stopped at the end.
+        edits: How many, over forty buildings.
+        kills: `ingest`, `run`, `up`, or names of services.
+        every: Seconds before each kill.
+        pause: Seconds between edits.
+        services: The services that may be killed.
+    """
     poster = Poster(platform, edits, pause)
     done: list[str] = []
     for what in kills:
         deadline = time.monotonic() + 120
         time.sleep(every)
-        while not kill(platform, what) and time.monotonic() < deadline:
+        while not kill(platform, what, services) and time.monotonic() < deadline:
             # No run is alive just now: another edit will bring one.
             assert platform.process is not None
             assert platform.process.poll() is None, f"geo-assets up ended by itself:\n{platform.text[-4000:]}"

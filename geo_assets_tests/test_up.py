@@ -19,6 +19,7 @@ import shapely
 from geo_assets.tiles.tile import Tile
 from geo_assets_tests.ordeal import LAYERS, ordeal
 from geo_assets_tests.running_platform import Listener, Platform, free_ports, paths, running, until
+from geo_assets_tests.stacks import STACKS, environment_of
 from geo_assets_tests.world import feature, settings_for, tiles_touched
 
 pytestmark = pytest.mark.timeout(600)
@@ -47,9 +48,12 @@ query($key: AssetKeyInput!, $partition: String!) {
 RUNS = '{ runsOrError(filter: {pipelineName: "build_tiles"}) { ... on Runs { results { id status } count } } }'
 
 
-@pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
-    with running(tmp_path_factory.mktemp("up") / "home", "--sample") as platform:
+@pytest.fixture(scope="module", params=STACKS)
+def up(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Platform]:
+    with (
+        environment_of(request.param) as environment,
+        running(tmp_path_factory.mktemp("up") / "home", "--sample", **environment) as platform,
+    ):
         yield platform
 
 
