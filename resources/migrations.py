@@ -91,7 +91,7 @@ def check(connection: psycopg.Connection[Any], schema: str, component: str, migr
         raise SchemaBehind(f"schema {schema} has no tables of {component}: run `geo-assets migrate`")
     if found < known:
         raise SchemaBehind(
-            f"{component} in schema {schema} is of version {found}, this program needs {known}: run `geo-assets migrate`"
+            f"{component} in schema {schema} has version {found}, this program needs {known}: run `geo-assets migrate`"
         )
 
 
@@ -130,5 +130,5 @@ def _in_order(component: str, migrations: Sequence[Migration]) -> int:
 
 def _too_new(schema: str, component: str, found: int, known: int) -> SchemaTooNew:
     return SchemaTooNew(
-        f"{component} in schema {schema} is of version {found}, this program knows up to {known}: use a newer one"
+        f"{component} in schema {schema} has version {found}, this program knows up to {known}: use a newer one"
     )

@@ -2,9 +2,9 @@
 
 The production adapters share it. What their tables hold and promise stays with them; their versions are in migrations.
 
-Behind pgbouncer: in session mode nothing is to be set. In transaction mode it needs `ignore_startup_parameters = options`
-and `max_prepared_statements` above 0 (1.21 or newer), and the role its search path: `ALTER ROLE … SET search_path`.
-Nothing here keeps a state in the session besides that path: locks and time limits end with their transaction.
+Behind pgbouncer: in session mode it needs `ignore_startup_parameters = options`, in transaction mode also
+`max_prepared_statements` above 0 (1.21 or newer); in both the role needs the search path, which would come with the
+options: `ALTER ROLE … SET search_path = <schema>, public`. Besides that path nothing here is a state of the session.
 """
 
 from __future__ import annotations
@@ -47,6 +47,9 @@ _CONNECTION = {
     "tcp_user_timeout": 30_000,
 }
 
+# A client that was frozen in a transaction must not hold the others up for ever; a bulk one takes seconds.
+_OPTIONS = "-c lock_timeout=30s -c idle_in_transaction_session_timeout=300s"
+
 # What passes when somebody else acts: the server restarts, a disk is emptied, a lock is let go. The rest is our fault.
 _TRANSIENT = (
     psycopg.OperationalError,
@@ -87,12 +90,12 @@ def conninfo(url: str, schema: str | None = None) -> str:
     given = conninfo_to_dict(url)
     wanted = {name: value for name, value in _CONNECTION.items() if name not in given}
     if schema is not None:
-        path = f"-c search_path={schema},public"
-        wanted["options"] = f"{given['options']} {path}" if given.get("options") else path
+        # The last one of a name counts: what the URL says goes before our limits, and our path before the URL's.
+        wanted["options"] = f"{_OPTIONS} {given.get('options') or ''} -c search_path={schema},public"
     return make_conninfo(url, **wanted)
 
 
-def open_pool(url: str, schema: str, size: int) -> Pool:
+def open_pool(url: str, schema: str, size: int, *, autocommit: bool = False) -> Pool:
     """Connections to one schema of a database, kept and shared by threads; not to be used after a fork.
 
     A first connection is made at once and in the foreground, so that a wrong password is told as one.
@@ -101,6 +104,8 @@ def open_pool(url: str, schema: str, size: int) -> Pool:
         url: `postgresql://user:password@host:port/database`.
         schema: First in the search path, before `public`.
         size: Most connections at a time. They are opened as they are needed and closed after ten idle minutes.
+        autocommit: Each statement is a transaction unless it stands in `connection.transaction()`; saves two round
+            trips for a single one. Without, the end of `with pool.connection()` commits.
 
     Raises:
         psycopg.Error: There is no such server, database or user; see `explained`.
@@ -109,6 +114,7 @@ def open_pool(url: str, schema: str, size: int) -> Pool:
     psycopg.connect(target).close()
     pool = Pool(
         target,
+        kwargs={"autocommit": autocommit},
         min_size=0,
         max_size=size,
         timeout=CHECKOUT_TIMEOUT_S,
