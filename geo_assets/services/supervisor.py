@@ -38,6 +38,8 @@ class Child:
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
     failures: int = 0
+    proven: bool = False
+    """It has run well for a while: what ends it now is no fault of its settings, and passes."""
 
 
 def end_with_parent() -> None:
@@ -60,6 +62,8 @@ class Supervisor:
     """
 
     RESTART_WAIT_S = (1.0, 2.0, 5.0, 10.0)
+    PROVEN_S = 30.0
+    """How long a process runs until it counts as one that can."""
 
     def __init__(self, home: Path, line: Callable[[str, str], None], stop_s: float = 10.0) -> None:
         self._line, self._stop_s = line, stop_s
@@ -112,17 +116,23 @@ class Supervisor:
             self._line(child.name, raw.decode("utf-8", "replace").rstrip())
 
     def watch(self) -> str | None:
-        """Look once: restart what died. Name of a process that keeps dying at its start, else None."""
+        """Look once: restart what died. Name of a process that keeps ending at its start, else None.
+
+        One that ran well before is started for ever, and so is one that a signal killed: a database that is away for
+        a while, or a machine short of memory, must not end everything else.
+        """
         for child in self.children:
             process = child.process
             if process is None or process.poll() is None or self.stopping.is_set():
                 continue
             lived = time.monotonic() - child.started
-            child.failures = child.failures + 1 if lived < 30 else 1
+            child.proven = child.proven or lived >= self.PROVEN_S
+            child.failures = child.failures + 1 if lived < self.PROVEN_S else 1
             self._line(child.name, f"ended with exit code {process.returncode} after {lived:.0f} s")
-            if not child.restart or child.failures > len(self.RESTART_WAIT_S):
+            hopeless = child.failures > len(self.RESTART_WAIT_S) and not child.proven and process.returncode >= 0
+            if hopeless or not child.restart:
                 return child.name
-            self.stopping.wait(self.RESTART_WAIT_S[child.failures - 1])
+            self.stopping.wait(self.RESTART_WAIT_S[min(child.failures, len(self.RESTART_WAIT_S)) - 1])
             if not self.stopping.is_set():
                 self.start(child)
         return None
