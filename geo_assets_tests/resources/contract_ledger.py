@@ -549,6 +549,20 @@ class LedgerContract:
         clock.now += 100
         assert len(ledger.owed("catalog", min_age_ms=100)) == 1
 
+    def test_rule_5_a_second_purge_is_an_outbox_row_of_its_own_and_is_due_by_its_age(
+        self, ledger: Ledger, clock: Clock
+    ) -> None:
+        ledger.mark([TILE])
+        duties = ("purge", "purge_again", "announce", "catalog")
+        answer = ledger.commit([committed(ledger.read([TILE])[TILE], duties=duties)])[TILE]
+        assert tuple(row.duty for row in answer) == duties
+        assert ledger.counts().owed == dict.fromkeys(duties, 1)
+        ledger.pay([answer[0].id])
+        assert ledger.owed("purge") == []
+        assert ledger.owed("purge_again", min_age_ms=10_000) == []
+        clock.now += 10_000
+        assert ledger.owed("purge_again", min_age_ms=10_000) == [answer[1]]
+
     def test_ids_of_outbox_rows_ascend_and_are_never_used_again(self, ledger: Ledger) -> None:
         self.built(ledger, TILE)
         first = ledger.owed("catalog")[0].id

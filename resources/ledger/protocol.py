@@ -11,7 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
-Duty = Literal["purge", "announce", "catalog"]
+Duty = Literal["purge", "purge_again", "announce", "catalog"]
+"""What a commit owes. `purge_again`: caches forget the tile once more when the row is so old that nothing fetched before
+the commit can still come in; whoever asks `owed` for it names that age."""
+
 MarkKind = Literal["live", "backfill"]
 ManifestState = Literal["writing", "refused", "marked", "done", "cancelled"]
 BatchState = Literal["queued", "running", "ended"]
