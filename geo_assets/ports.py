@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from resources.event_log.protocol import EventLog, TopicSpec
     from resources.guard.protocol import Guard
     from resources.ledger.protocol import Ledger
+    from resources.purge.protocol import Purge
     from resources.tile_store.protocol import TileStore
 
 TILES_FOLDER = "tiles/"
@@ -130,6 +131,15 @@ def open_tile_store(settings: Settings, *, scoped: bool = False) -> TileStore:
     from resources.tile_store.folder import FolderTileStore
 
     return FolderTileStore(settings.home / "tiles")
+
+
+def open_purge(settings: Settings) -> Purge | None:
+    """The caches in front of the tile server; None where none is named."""
+    if not settings.purge_urls or not settings.purge_urls.strip():
+        return None
+    from resources.purge.http import HttpPurge
+
+    return HttpPurge([url.strip() for url in settings.purge_urls.split(",") if url.strip()])
 
 
 def _text(path: Path | None) -> str | None:

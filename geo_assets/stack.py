@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from resources.feature_store.protocol import FeatureStore
     from resources.guard.protocol import Guard
     from resources.ledger.protocol import Ledger
+    from resources.purge.protocol import Purge
     from resources.tile_store.protocol import TileStore
 
 
@@ -61,6 +62,11 @@ class Stack:
         return ports.open_tile_store(self.settings, scoped=self.scoped)
 
     @cached_property
+    def purge(self) -> Purge | None:
+        """What makes caches forget tiles; None where none is named."""
+        return ports.open_purge(self.settings)
+
+    @cached_property
     def features(self) -> FeatureStore:
         """The feature store: PostGIS where its URL is set."""
         url = self.settings.feature_store_url or self.settings.postgres_url
@@ -81,7 +87,7 @@ class Stack:
 
     def close(self) -> None:
         """Close the ports that were opened."""
-        for name in ("log", "guard", "ledger", "tiles", "features"):
+        for name in ("log", "guard", "ledger", "tiles", "features", "purge"):
             port = self.__dict__.pop(name, None)
             if port is not None:
                 port.close()
