@@ -1,0 +1,177 @@
+"""Edits in PostGIS: the statements of one `apply`, in the order in which every transaction takes its locks.
+
+1. the rows that stand for the batch's features, by source and id (`FOR UPDATE`);
+2. the event keys, ascending: inserted, so that whoever brings the same one waits;
+3. rows of features that nobody had yet, by source and id. Another transaction may have made one since step 1: then
+   nothing of this one stays, and it begins again;
+4. the row of `totals`, and with it the right to write outbox rows until the commit.
+
+Nobody who waits at a step holds anything that is waited for at an earlier one, so nobody waits in a circle.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import psycopg
+from psycopg import errors
+
+from resources.feature_store.edits import Decided, Identity, Standing
+from resources.feature_store.protocol import Change, Edit, Feature, OutboxRow
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+COLUMNS = {
+    "source": "text",
+    "feature_id": "text",
+    "layer": "text",
+    "version": "int8",
+    "geom": "bytea",
+    "west": "float8",
+    "south": "float8",
+    "east": "float8",
+    "north": "float8",
+    "properties": "text",
+    "content_hash": "text",
+    "digest": "bytea",
+    "min_zoom": "int2",
+    "max_zoom": "int2",
+    "vertex_count": "int4",
+    "event_time_ms": "int8",
+    "deleted_ms": "int8",
+}
+"""Columns of `standing` in the order of this module's rows, and the types they travel as. Geometry is WKB."""
+
+READ = ", ".join("ST_AsBinary(s.geom, 'NDR')" if name == "geom" else f"s.{name}" for name in COLUMNS)
+"""The same columns, to be read from `standing AS s`."""
+
+_STANDING = f"""SELECT {READ}
+    FROM unnest(%s::text[], %s::text[]) AS a (source, feature_id)
+    JOIN standing AS s ON s.source = a.source AND s.feature_id = a.feature_id
+    ORDER BY s.source, s.feature_id FOR UPDATE OF s"""
+
+_NEW_KEYS = """INSERT INTO applied_keys (event_key, written_ms) SELECT key, %s FROM unnest(%s::text[]) AS key
+    ON CONFLICT DO NOTHING RETURNING event_key"""
+
+_COPY = f"COPY standing ({', '.join(COLUMNS)}) FROM STDIN (FORMAT binary)"
+
+_UPDATE = f"""UPDATE standing AS s
+    SET {", ".join(f"{n} = " + ("ST_GeomFromWKB(a.geom, 4326)" if n == "geom" else f"a.{n}") for n in [*COLUMNS][2:])}
+    FROM unnest({", ".join(f"%b::{kind}[]" for kind in COLUMNS.values())}) AS a ({", ".join(COLUMNS)})
+    WHERE s.source = a.source AND s.feature_id = a.feature_id"""
+
+# A server or role may have chosen to answer before the disk has a commit; an edit that was acknowledged is durable.
+_TOTALS = """UPDATE totals SET applied_keys = applied_keys + %s, tombstones = tombstones + %s,
+        watermark_ms = greatest(watermark_ms, %s)
+    RETURNING set_config('synchronous_commit',
+        CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END,
+        true)"""
+
+_LAYER_TOTALS = """INSERT INTO layer_totals (layer, features)
+    SELECT * FROM unnest(%s::text[], %s::int8[]) AS a (layer, features)
+    ON CONFLICT (layer) DO UPDATE SET features = layer_totals.features + excluded.features"""
+
+_OUTBOX = 'COPY outbox (kind, key, value, headers, "group") FROM STDIN (FORMAT binary)'
+
+
+def standing_rows(db: Connection, edits: Iterable[Edit]) -> tuple[dict[Identity, Standing], set[Identity]]:
+    """Lock and read what stands for the features of these edits, and which of it are tombstones."""
+    asked = sorted({(edit.source, edit.feature_id) for edit in edits})
+    rows = db.cursor(binary=True).execute(_STANDING.encode(), tuple(map(list, zip(*asked, strict=True)))).fetchall()
+    standing: dict[Identity, Standing] = {}
+    for row in rows:
+        alive = row[-1] is None
+        standing[row[0], row[1]] = row[3], row[10], feature_of(row) if alive else None
+    return standing, {identity for identity, (_, _, feature) in standing.items() if feature is None}
+
+
+def record_keys(db: Connection, event_keys: Iterable[str], now_ms: int) -> set[str]:
+    """Record event keys; those that were there before."""
+    keys = sorted(set(event_keys))
+    return set(keys) - {row[0] for row in db.execute(_NEW_KEYS, (now_ms, keys))}
+
+
+def forget_keys(db: Connection, event_keys: Sequence[str]) -> int:
+    """Delete event keys; how many there were."""
+    return db.execute("DELETE FROM applied_keys WHERE event_key = ANY(%s)", (sorted(set(event_keys)),)).rowcount
+
+
+def write_rows(
+    db: Connection, last: Mapping[Identity, Edit], standing: Mapping[Identity, Standing], now_ms: int
+) -> None:
+    """Leave each changed feature as its last edit says: a row, or a tombstone.
+
+    Raises:
+        psycopg.errors.SerializationFailure: Another transaction has made one of the rows meanwhile.
+    """
+    rows = [(identity, row_of(last[identity], now_ms)) for identity in sorted(last)]
+    known = [row for identity, row in rows if identity in standing]
+    new = [row for identity, row in rows if identity not in standing]
+    if known:
+        db.execute(_UPDATE.encode(), [list(column) for column in zip(*known, strict=True)])
+    if new:
+        try:
+            _copy(db, _COPY, list(COLUMNS.values()), new)
+        except errors.UniqueViolation as error:
+            raise errors.SerializationFailure("another process has just stored the same feature") from error
+
+
+def write_totals(db: Connection, decided: Decided, tombstones_before: set[Identity]) -> None:
+    """Count what the batch did, and wait for the right to write outbox rows."""
+    layers, tombstones = _counted(decided.changes, decided.last, tombstones_before)
+    newest = max((change.edit.event_time_ms for change in decided.changes), default=0)
+    db.execute(_TOTALS, (len(decided.new_keys), tombstones, newest))
+    if layers:
+        db.execute(_LAYER_TOTALS, (list(layers), list(layers.values())))
+
+
+def _counted(
+    changes: Sequence[Change], last: Mapping[Identity, Edit], tombstones_before: set[Identity]
+) -> tuple[dict[str, int], int]:
+    layers: Counter[str] = Counter()
+    for change in changes:
+        if change.before is not None:
+            layers[change.before.layer] -= 1
+        if change.after is not None:
+            layers[change.after.layer] += 1
+    tombstones = sum(edit.action == "delete" for edit in last.values()) - len(tombstones_before & set(last))
+    return {layer: layers[layer] for layer in sorted(layers) if layers[layer]}, tombstones
+
+
+def write_outbox(db: Connection, rows: Sequence[OutboxRow]) -> None:
+    """Write outbox rows, whose ids then ascend in their order."""
+    if rows:
+        headers = [json.dumps(dict(row.headers)) for row in rows]
+        values = [(r.kind, r.key, r.value, h, r.group) for r, h in zip(rows, headers, strict=True)]
+        _copy(db, _OUTBOX, ["text", "text", "bytea", "text", "text"], values)
+
+
+def row_of(edit: Edit, now_ms: int) -> tuple[Any, ...]:
+    """The row that an edit leaves, in the order of `COLUMNS`."""
+    f = edit.feature
+    if edit.action == "delete" or f is None:
+        nothing = (None, None, None, None, None)
+        return (
+            edit.source, edit.feature_id, "", edit.version, *nothing, "", edit.content_hash, None, 1, 0, 0,
+            edit.event_time_ms, now_ms,
+        )  # fmt: skip
+    return (
+        f.source, f.feature_id, f.layer, f.version, f.geometry, *(f.bbox or (None, None, None, None)), f.properties,
+        f.content_hash, f.digest, f.min_zoom, f.max_zoom, f.vertex_count, f.event_time_ms, None,
+    )  # fmt: skip
+
+
+def feature_of(row: Sequence[Any]) -> Feature:
+    """The feature in a row of `READ`."""
+    bbox = None if row[5] is None else (row[5], row[6], row[7], row[8])
+    return Feature(*row[:5], bbox, *row[9:16])
+
+
+def _copy(db: Connection, statement: str, types: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:
+    with db.cursor().copy(statement.encode()) as copy:
+        copy.set_types(types)
+        for row in rows:
+            copy.write_row(row)
