@@ -11,16 +11,11 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from resources.tile_store.protocol import InvalidName, StoredObject, TileStoreError, TileStoreUnavailable
+from resources.tile_store.names import INCOMING, check_name, check_prefix
+from resources.tile_store.protocol import StoredObject, TileStoreError, TileStoreUnavailable
 
-INCOMING = ".incoming"
-"""Folder below the root where objects are written before they get their name; no object's name can begin with it."""
 LEFTOVER_AFTER_S = 3_600.0
 """A put takes milliseconds; what has been incoming for an hour belongs to a process that died."""
-MAX_NAME_BYTES = 1_024
-"""S3's limit for a key, so that a name that fits here fits there."""
-MAX_PART_BYTES = 255
-"""What the file systems of Linux and macOS take as one name."""
 _FOLDER_RACES = 100
 
 
@@ -119,8 +114,7 @@ class FolderTileStore:
 
     def list(self, prefix: str = "") -> Iterator[StoredObject]:
         """Objects whose name begins with `prefix`, in name order, read a folder at a time."""
-        if prefix:
-            _check(prefix.removesuffix("/"), "prefix")
+        check_prefix(prefix)
         self._sweep_when_due()
         return self._below(prefix.rpartition("/")[0], prefix)
 
@@ -145,7 +139,7 @@ class FolderTileStore:
             self.sweep()
 
     def _path(self, name: str) -> Path:
-        _check(name, "name")
+        check_name(name)
         return self.root / name
 
     def _write(self, path: Path, data: bytes) -> None:
@@ -213,31 +207,3 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _check(name: str, kind: str) -> None:
-    problem = None
-    if not name:
-        problem = "is empty"
-    elif name.startswith("/"):
-        problem = "is absolute"
-    elif "\\" in name:
-        problem = "has a backslash"
-    elif any(ord(c) < 32 or 127 <= ord(c) < 160 for c in name):
-        problem = "has a control character"
-    elif any(0xD800 <= ord(c) < 0xE000 for c in name):
-        problem = "has a lone surrogate"
-    else:
-        parts = name.split("/")
-        if "" in parts:
-            problem = "has an empty part"
-        elif "." in parts or ".." in parts:
-            problem = "has a part . or .."
-        elif parts[0] == INCOMING:
-            problem = f"begins with {INCOMING}, where objects are written"
-        elif len(name.encode()) > MAX_NAME_BYTES:
-            problem = f"is longer than {MAX_NAME_BYTES} bytes"
-        elif max(len(part.encode()) for part in parts) > MAX_PART_BYTES:
-            problem = f"has a part longer than {MAX_PART_BYTES} bytes"
-    if problem:
-        raise InvalidName(f"{kind} {name[:200]!r} {problem}")
