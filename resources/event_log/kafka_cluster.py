@@ -1,0 +1,508 @@
+"""What a Kafka cluster says of itself: topics, their identities and limits, extents, and what groups committed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from confluent_kafka import (
+    ConsumerGroupTopicPartitions,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
+
+from resources.event_log.kafka_faults import DENIED, PASSING, UNKNOWN_TOPIC, Quiet, Watch, error_of
+from resources.event_log.kafka_options import USERNAME, KafkaOptions
+from resources.event_log.protocol import Extent, LogError, LogUnavailable, TopicSpec, UnknownPartition, UnknownTopic
+
+K = TypeVar("K")
+
+BATCH_BYTES = 200_000
+"""Most that a producer puts into one batch before compression, unless a single record is larger."""
+
+ALLOWANCE_BYTES = 262_144
+"""What a topic's `max.message.bytes` is above a record's limit. The broker applies it to whole batches with their
+framing: without the allowance two records within the limit would be refused together."""
+
+_INTERNAL = "__"
+"""Topics of Kafka's own begin so."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """A topic as the cluster knows it."""
+
+    spec: TopicSpec
+    id: str
+
+    def check(self, partition: int) -> None:
+        """Raise UnknownPartition unless the topic has this one."""
+        if not 0 <= partition < self.spec.partitions:
+            raise UnknownPartition(f"{self.spec.name} has partitions 0..{self.spec.partitions - 1}, not {partition}")
+
+
+def base_settings(options: KafkaOptions, watch: Watch) -> dict[str, Any]:
+    """Settings of every client: who, where, quiet, and quick to come back after an outage."""
+    return {
+        "bootstrap.servers": options.servers,
+        **options.security,
+        "client.id": "geo-assets",
+        "error_cb": watch.heard,
+        "logger": Quiet(),
+        # A restarted broker is found within a second of its being up; the default grows to ten.
+        "reconnect.backoff.ms": 50,
+        "reconnect.backoff.max.ms": 1_000,
+        "socket.connection.setup.timeout.ms": 5_000,
+        "socket.timeout.ms": max(10_000, int(options.request_timeout_s * 1_000)),
+        "socket.keepalive.enable": True,
+        "socket.nagle.disable": True,
+        "topic.metadata.refresh.interval.ms": int(options.metadata_refresh_s * 1_000),
+        "metadata.max.age.ms": max(int(options.metadata_refresh_s * 3_000), 30_000),
+    }
+
+
+class KafkaCluster:
+    """Questions to the cluster that are not about reading or writing records. Safe for many threads."""
+
+    def __init__(self, options: KafkaOptions) -> None:
+        self.options = options
+        self.watch = Watch(options)
+        self._lock = threading.Lock()
+        self._admin: AdminClient | None = None
+        self._known: dict[str, tuple[float, TopicInfo]] = {}
+        self._declared: dict[str, TopicSpec] = {}
+
+    # Names
+
+    def full(self, name: str) -> str:
+        """A topic's or group's name on the cluster."""
+        return self.options.topic_prefix + name
+
+    # Topics
+
+    def ensure(self, specs: Sequence[TopicSpec]) -> None:
+        """Create what is missing, grow partitions, update retention and limit (see `EventLog.ensure_topics`).
+
+        Raises:
+            LogError: Topics are missing and this user may not create them.
+        """
+        for spec in specs:
+            if not spec.name or spec.partitions < 1 or spec.retention_ms < 0 or spec.max_record_bytes < 1:
+                raise LogError(f"{spec}: a topic needs a name, at least 1 partition, retention >= 0 and a limit >= 1")
+        self._declared |= {spec.name: spec for spec in specs}
+        present = self.describe([spec.name for spec in specs])
+        missing = [spec for spec in specs if present[spec.name] is None]
+        if missing:
+            self._create(missing)
+        grow: list[TopicSpec] = []
+        alter: list[TopicSpec] = []
+        for spec in specs:
+            info = present[spec.name]
+            if info is None:
+                continue
+            if info.spec.partitions < spec.partitions:
+                grow.append(spec)
+            if (info.spec.retention_ms, info.spec.max_record_bytes) != (spec.retention_ms, spec.max_record_bytes):
+                alter.append(spec)
+        if grow:
+            self._grow(grow)
+        if alter:
+            self._alter(alter)
+        if missing or grow or alter:
+            self._settle(missing + grow)
+
+    def _create(self, specs: Sequence[TopicSpec]) -> None:
+        copies = self.options.replication_factor or min(3, self._brokers())
+        insync = self.options.min_insync_replicas or (2 if copies >= 3 else 1)
+        topics = [
+            NewTopic(
+                self.full(spec.name),
+                num_partitions=spec.partitions,
+                replication_factor=copies,
+                config={
+                    "cleanup.policy": "delete",
+                    "retention.ms": str(spec.retention_ms),
+                    "max.message.bytes": str(spec.max_record_bytes + ALLOWANCE_BYTES),
+                    "min.insync.replicas": str(insync),
+                },
+            )
+            for spec in specs
+        ]
+        answers = self._ask("create topics", lambda admin, t: admin.create_topics(topics, request_timeout=t))
+        denied: list[str] = []
+        for spec in specs:
+            error = _error(answers[self.full(spec.name)])
+            if error is None or error.code() == KafkaError.TOPIC_ALREADY_EXISTS:
+                continue
+            if error.code() in DENIED:
+                denied.append(self.full(spec.name))
+            elif error.code() == KafkaError.INVALID_REPLICATION_FACTOR:
+                raise LogError(
+                    f"topic {self.full(spec.name)} cannot have {copies} copies "
+                    f"(GEO_ASSETS_KAFKA_REPLICATION_FACTOR) on {self.options.where}: {error.str()}"
+                )
+            else:
+                raise self.watch.explained(error, f"create topic {self.full(spec.name)}")
+        if denied:
+            user = self.options.security.get("sasl.username", "")
+            raise LogError(
+                f"topics {', '.join(denied)} are missing on {self.options.where} and user {user!r} ({USERNAME}) may "
+                "not create them: have them created, or let this user do it"
+            )
+
+    def _grow(self, specs: Sequence[TopicSpec]) -> None:
+        wanted = [NewPartitions(self.full(spec.name), spec.partitions) for spec in specs]
+        answers = self._ask("add partitions", lambda admin, t: admin.create_partitions(wanted, request_timeout=t))
+        for spec in specs:
+            error = _error(answers[self.full(spec.name)])
+            # Fewer partitions than declared work as well: whoever runs the cluster decides.
+            if error is not None and error.code() not in DENIED | {KafkaError.INVALID_PARTITIONS}:
+                raise self.watch.explained(error, f"add partitions to {self.full(spec.name)}")
+
+    def _alter(self, specs: Sequence[TopicSpec]) -> None:
+        def entry(name: str, value: int) -> ConfigEntry:
+            return ConfigEntry(name, str(value), incremental_operation=AlterConfigOpType.SET)
+
+        wanted = [
+            ConfigResource(
+                ResourceType.TOPIC,
+                self.full(spec.name),
+                incremental_configs=[
+                    entry("retention.ms", spec.retention_ms),
+                    entry("max.message.bytes", spec.max_record_bytes + ALLOWANCE_BYTES),
+                ],
+            )
+            for spec in specs
+        ]
+        answers = self._ask(
+            "update topics", lambda admin, t: admin.incremental_alter_configs(wanted, request_timeout=t)
+        )
+        for resource, answer in answers.items():
+            error = _error(answer)
+            if error is not None and error.code() not in DENIED:
+                raise self.watch.explained(error, f"update topic {resource.name}")
+
+    def _settle(self, specs: Sequence[TopicSpec]) -> None:
+        """Wait until the cluster shows what it acknowledged: its brokers learn of it one after the other."""
+        deadline = time.monotonic() + self.options.request_timeout_s
+        names = [spec.name for spec in specs]
+        while names:
+            found = self.describe(names)
+            waits = [
+                spec.name
+                for spec in specs
+                if spec.name in names and ((info := found[spec.name]) is None or info.spec.partitions < spec.partitions)
+            ]
+            names = waits
+            if not names or time.monotonic() > deadline:
+                return
+            time.sleep(0.05)
+
+    def _brokers(self) -> int:
+        cluster = self._ask("list brokers", lambda admin, t: {"": admin.describe_cluster(request_timeout=t)})[""]
+        error = _error(cluster)
+        if error is not None:
+            raise self.watch.explained(error, "list brokers")
+        return max(1, len(cluster.nodes))
+
+    def describe(self, names: Sequence[str]) -> dict[str, TopicInfo | None]:
+        """Topics as the cluster knows them now; None where it knows none."""
+        full = [self.full(name) for name in names]
+        if not full:
+            return {}
+        described = self._described(full)
+        present = [name for name, answer in described.items() if answer is not None]
+        configs = self._configs(present)
+        found: dict[str, TopicInfo | None] = {}
+        now = time.monotonic()
+        for name in names:
+            answer = described[self.full(name)]
+            if answer is None or self.full(name) not in configs:
+                found[name] = None
+                self._known.pop(name, None)
+                continue
+            info = TopicInfo(self._spec(name, len(answer.partitions), configs[self.full(name)]), str(answer.topic_id))
+            found[name] = info
+            self._known[name] = (now, info)
+        return found
+
+    def _described(self, full: Sequence[str]) -> dict[str, Any]:
+        """Descriptions by full name; None of an unknown topic. Waits for topics whose leaders are being found."""
+        deadline = time.monotonic() + self.options.request_timeout_s
+        while True:
+            answers = self._ask(
+                "describe topics",
+                lambda admin, t: admin.describe_topics(TopicCollection(list(full)), request_timeout=t),
+            )
+            found: dict[str, Any] = {}
+            waits = False
+            for name, answer in answers.items():
+                error = _error(answer)
+                if error is not None and error.code() in UNKNOWN_TOPIC:
+                    found[name] = None
+                elif error is not None and error.code() not in PASSING:
+                    raise self.watch.explained(error, f"describe topic {name}")
+                elif error is not None or any(part.leader is None for part in answer.partitions):
+                    waits = True
+                else:
+                    found[name] = answer
+            if not waits:
+                return found
+            if time.monotonic() > deadline:
+                raise LogUnavailable(f"{self.options.where}: partitions of {', '.join(sorted(full))} have no leader")
+            time.sleep(0.05)
+
+    def _configs(self, full: Sequence[str]) -> dict[str, Mapping[str, str]]:
+        """Settings of topics by full name. A user who may not see them goes by what was declared."""
+        if not full:
+            return {}
+        resources = [ConfigResource(ResourceType.TOPIC, name) for name in full]
+        answers = self._ask("read topics", lambda admin, t: admin.describe_configs(resources, request_timeout=t))
+        found: dict[str, Mapping[str, str]] = {}
+        for resource, answer in answers.items():
+            error = _error(answer)
+            if error is None:
+                found[resource.name] = {name: entry.value for name, entry in answer.items()}
+            elif error.code() in DENIED:
+                found[resource.name] = {}
+            elif error.code() not in UNKNOWN_TOPIC:
+                raise self.watch.explained(error, f"read settings of topic {resource.name}")
+        return found
+
+    def _spec(self, name: str, partitions: int, config: Mapping[str, str]) -> TopicSpec:
+        declared = self._declared.get(name, TopicSpec(name))
+        retention = int(config.get("retention.ms", declared.retention_ms))
+        largest = config.get("max.message.bytes")
+        if largest is None:
+            limit = declared.max_record_bytes
+        else:
+            # A topic that somebody else made with a small limit: half of it leaves room for what frames a record.
+            limit = int(largest) - ALLOWANCE_BYTES if int(largest) > ALLOWANCE_BYTES else max(1, int(largest) // 2)
+        # Kafka's "for ever" is -1.
+        return TopicSpec(name, partitions, retention if retention >= 0 else (1 << 63) - 1, limit)
+
+    def known(self, name: str, *, max_age_s: float | None = None) -> TopicInfo:
+        """A topic, looked up anew when what is known of it is too old. In an outage what is known is good enough.
+
+        Raises:
+            UnknownTopic: The cluster has none of that name.
+        """
+        age = self.options.metadata_refresh_s if max_age_s is None else max_age_s
+        stamped = self._known.get(name)
+        if stamped is not None and time.monotonic() - stamped[0] <= age:
+            return stamped[1]
+        try:
+            info = self.describe([name])[name]
+        except LogUnavailable:
+            if stamped is None or max_age_s is not None:
+                raise
+            return stamped[1]
+        if info is None:
+            raise self.unknown(name)
+        return info
+
+    def grown(self, name: str, partition: int) -> TopicInfo:
+        """A topic, looked up anew when this partition would be a new one. Raises UnknownTopic."""
+        info = self.known(name)
+        return info if partition < info.spec.partitions else self.known(name, max_age_s=0.0)
+
+    def unknown(self, name: str) -> UnknownTopic:
+        """The error of a topic that is not there."""
+        return UnknownTopic(f"topic {self.full(name)!r} was never declared on {self.options.where}")
+
+    def forget(self, name: str) -> None:
+        """Look a topic up anew the next time."""
+        self._known.pop(name, None)
+
+    def identity(self, name: str) -> str:
+        """A topic's id. Raises UnknownTopic."""
+        answer = self._described([self.full(name)])[self.full(name)]
+        if answer is None:
+            self.forget(name)
+            raise self.unknown(name)
+        return str(answer.topic_id)
+
+    def all(self) -> dict[str, TopicSpec]:
+        """Every topic with this prefix, but Kafka's own."""
+        prefix = self.options.topic_prefix
+        try:
+            listed = self.admin().list_topics(timeout=self.options.request_timeout_s).topics
+        except KafkaException as raised:
+            self.admin().poll(0)
+            raise self.watch.explained(error_of(raised), "list topics") from None
+        partitions = {
+            name: len(topic.partitions)
+            for name, topic in listed.items()
+            if name.startswith(prefix) and not name.startswith(_INTERNAL) and topic.error is None
+        }
+        return {
+            name[len(prefix) :]: self._spec(name[len(prefix) :], partitions[name], config)
+            for name, config in self._configs(list(partitions)).items()
+        }
+
+    # Extents
+
+    def extents(self, name: str) -> dict[int, Extent]:
+        """Begin and end of every partition. Raises UnknownTopic."""
+        deadline = time.monotonic() + self.options.request_timeout_s
+        while True:
+            info = self.known(name)
+            partitions = range(info.spec.partitions)
+            begins: dict[int, int] = {}
+            ends: dict[int, int] = {}
+            errors: list[KafkaError] = []
+            # Begins before ends: both only grow, so that a begin is never above its end.
+            for found, spec in ((begins, OffsetSpec.earliest()), (ends, OffsetSpec.latest())):
+                answers = self._ask(
+                    f"extents of {self.full(name)}",
+                    lambda admin, t, s=spec: admin.list_offsets(
+                        {TopicPartition(self.full(name), number): s for number in partitions},
+                        isolation_level=IsolationLevel.READ_UNCOMMITTED,
+                        request_timeout=t,
+                    ),
+                )
+                for where, answer in answers.items():
+                    error = _error(answer)
+                    if error is not None:
+                        errors.append(error)
+                    else:
+                        found[where.partition] = answer.offset
+                if errors:
+                    break
+            if not errors:
+                return {number: Extent(begins[number], max(begins[number], ends[number])) for number in partitions}
+            self.forget(name)
+            if not any(e.code() in PASSING | UNKNOWN_TOPIC for e in errors) or time.monotonic() > deadline:
+                raise self.watch.explained(errors[0], f"extents of {self.full(name)}")
+            time.sleep(0.05)
+
+    # Groups
+
+    def committed(self, group: str, name: str) -> dict[int, int]:
+        """A group's next offsets in a topic. Raises UnknownTopic."""
+        info = self.known(name)
+        wanted = [TopicPartition(self.full(name), number) for number in range(info.spec.partitions)]
+        answer = self._group(
+            "committed offsets",
+            group,
+            lambda admin, t: admin.list_consumer_group_offsets(
+                [ConsumerGroupTopicPartitions(self.full(group), wanted)], request_timeout=t
+            ),
+        )
+        return {
+            where.partition: where.offset
+            for where in sorted(answer.topic_partitions, key=lambda where: where.partition)
+            if where.error is None and where.offset >= 0
+        }
+
+    def commit(self, group: str, name: str, next_offsets: Mapping[int, int]) -> None:
+        """Set the offsets of a group that nobody is a member of now.
+
+        Raises:
+            LogError: Members of other processes hold its partitions; only they can commit.
+        """
+        wanted = [TopicPartition(self.full(name), number, offset) for number, offset in next_offsets.items()]
+        answer = self._group(
+            f"commit offsets of {self.full(name)}",
+            group,
+            lambda admin, t: admin.alter_consumer_group_offsets(
+                [ConsumerGroupTopicPartitions(self.full(group), wanted)], request_timeout=t
+            ),
+        )
+        for where in answer.topic_partitions:
+            if where.error is not None:
+                raise self._group_fault(where.error, group, f"commit offsets of {self.full(name)}")
+
+    def _group(self, doing: str, group: str, start: Callable[[AdminClient, float], dict[str, Future[Any]]]) -> Any:
+        deadline = time.monotonic() + self.options.request_timeout_s
+        while True:
+            (answer,) = self._ask(doing, start).values()
+            error = _error(answer)
+            if error is None:
+                return answer
+            if error.code() not in PASSING or time.monotonic() > deadline:
+                raise self._group_fault(error, group, doing)
+            time.sleep(0.05)
+
+    def _group_fault(self, error: KafkaError, group: str, doing: str) -> LogError:
+        if error.code() in (KafkaError.UNKNOWN_MEMBER_ID, KafkaError.NON_EMPTY_GROUP, KafkaError.ILLEGAL_GENERATION):
+            return LogError(
+                f"offsets of group {self.full(group)!r} cannot be set while other processes read in it: stop them first"
+            )
+        return self.watch.explained(error, f"{doing}, group {self.full(group)}")
+
+    # The client
+
+    def admin(self) -> AdminClient:
+        """The client, made when first used."""
+        with self._lock:
+            if self._admin is None:
+                self._admin = made(lambda s: AdminClient(s), base_settings(self.options, self.watch), self.options)
+            return self._admin
+
+    def _ask(self, doing: str, start: Callable[[AdminClient, float], dict[K, Future[Any]]]) -> dict[K, Any]:
+        """Ask and wait; answers by subject, a KafkaException where one failed.
+
+        Raises:
+            LogUnavailable: No answer came in time, or the broker turned this client away.
+        """
+        admin = self.admin()
+        admin.poll(0)
+        self.watch.forget()
+        timeout = self.options.request_timeout_s
+        deadline = time.monotonic() + timeout + 1.0
+        try:
+            futures = start(admin, timeout)
+        except KafkaException as raised:
+            raise self.watch.explained(error_of(raised), doing) from None
+        answers: dict[K, Any] = {}
+        for subject, future in futures.items():
+            while subject not in answers:
+                try:
+                    answers[subject] = future.result(timeout=0.1)
+                except KafkaException as raised:
+                    error = error_of(raised)
+                    if error.code() in (KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT):
+                        admin.poll(0)
+                        raise self.watch.unavailable(doing, error) from None
+                    answers[subject] = raised
+                except TimeoutError:
+                    admin.poll(0)
+                    refusal = self.watch.refusal()
+                    if refusal is not None or time.monotonic() > deadline:
+                        raise refusal or self.watch.unavailable(doing) from None
+        return answers
+
+    def close(self) -> None:
+        """Let go of the client."""
+        with self._lock:
+            self._admin = None
+
+
+def made(make: Callable[[dict[str, Any]], Any], settings: dict[str, Any], options: KafkaOptions) -> Any:
+    """A client of librdkafka. Raises LogError when it cannot be made of its settings."""
+    try:
+        return make(settings)
+    except KafkaException as raised:
+        raise LogError(f"a client of {options.where} cannot be made: {error_of(raised).str()}") from None
+
+
+def _error(answer: Any) -> KafkaError | None:
+    return error_of(answer) if isinstance(answer, KafkaException) else None

@@ -1,0 +1,223 @@
+"""Appending to Kafka: one idempotent producer a process, delivery reports for every record, a thread that serves them.
+
+Appends of many threads gather in the producer for a few milliseconds and go out together; nobody flushes.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from resources.event_log.kafka_cluster import BATCH_BYTES, KafkaCluster, TopicInfo, base_settings, made
+from resources.event_log.kafka_faults import UNKNOWN_TOPIC, Watch, error_of
+from resources.event_log.protocol import (
+    InvalidRecord,
+    LogError,
+    LogUnavailable,
+    NewRecord,
+    Position,
+    RecordTooLarge,
+)
+
+_QUEUE_KBYTES = 262_144
+"""Most that waits to be sent, of all threads together; beyond, appends wait for room."""
+
+_LARGEST_MESSAGE = 100_000_000
+"""The producer's own limit, out of the way: each topic has its own, and it is checked before."""
+
+
+class _Append:
+    """One caller's records under way: counts delivery reports and wakes the caller after the last."""
+
+    __slots__ = ("_done", "_left", "_lock", "error", "positions")
+
+    def __init__(self, count: int) -> None:
+        self.positions: list[Position | None] = [None] * count
+        self.error: KafkaError | None = None
+        self._left = count
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+
+    def report(self, index: int) -> Callable[[KafkaError | None, Message], None]:
+        """The delivery report of one record; called in the thread that serves the producer."""
+
+        def delivered(error: KafkaError | None, message: Message) -> None:
+            if error is None:
+                self.positions[index] = Position(message.partition(), message.offset())  # pyright: ignore[reportArgumentType]
+            elif self.error is None:
+                self.error = error
+            with self._lock:
+                self._left -= 1
+                if self._left > 0:
+                    return
+            self._done.set()
+
+        return delivered
+
+    def wait(self, seconds: float) -> bool:
+        """Whether every report is in."""
+        return self._done.wait(seconds)
+
+
+class KafkaAppender:
+    """`EventLog.append` on Kafka. Safe for many threads."""
+
+    def __init__(self, cluster: KafkaCluster) -> None:
+        self._cluster = cluster
+        self._options = cluster.options
+        self._watch = Watch(cluster.options)
+        self._lock = threading.Lock()
+        self._producer: Producer | None = None
+        self._closed = threading.Event()
+
+    def append(self, records: Sequence[NewRecord]) -> list[Position]:
+        """Append and wait for every acknowledgement (see `EventLog.append`).
+
+        All records are checked before the first is sent. From then on each is acknowledged by itself: where this
+        raises LogUnavailable, some may be in the log.
+        """
+        if not records:
+            return []
+        topics = {name: self._cluster.known(name) for name in {record.topic for record in records}}
+        prepared = [self._prepare(topics[record.topic], record) for record in records]
+        under_way = _Append(len(prepared))
+        deadline = time.monotonic() + self._options.delivery_timeout_s + 2.0
+        producer = self._running()
+        self._watch.forget()
+        for index, arguments in enumerate(prepared):
+            self._send(producer, arguments, under_way.report(index), deadline)
+        doing = f"append to {', '.join(sorted({self._cluster.full(record.topic) for record in records}))}"
+        while not under_way.wait(0.5):
+            if time.monotonic() > deadline or self._closed.is_set():
+                raise self._watch.unavailable(doing)
+            refusal = self._watch.refusal()
+            if refusal is not None:
+                raise refusal
+        if under_way.error is not None:
+            raise self._explained(under_way.error, doing, topics)
+        return under_way.positions  # pyright: ignore[reportReturnType]
+
+    def _explained(self, error: KafkaError, doing: str, topics: dict[str, TopicInfo]) -> LogError:
+        if error.code() in UNKNOWN_TOPIC | {KafkaError._UNKNOWN_PARTITION}:
+            for name in topics:
+                self._cluster.forget(name)
+        if error.fatal() or error.code() in (KafkaError._FATAL, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT):
+            # The broker lost this producer's sequence: only a new producer can go on.
+            self._replace()
+            return LogUnavailable(f"{doing}: the producer had to be made anew: {error.str()}")
+        if error.code() in (KafkaError._MSG_TIMED_OUT, KafkaError.REQUEST_TIMED_OUT, KafkaError._TIMED_OUT):
+            why = self._watch.unavailable(doing, error)
+            return LogUnavailable(f"{why} (not acknowledged within {self._options.delivery_timeout_s:g} s)")
+        return self._watch.explained(error, doing)
+
+    def _prepare(self, topic: TopicInfo, record: NewRecord) -> dict[str, Any]:
+        """Everything that can be refused before anything is sent."""
+        try:
+            key = None if record.key is None else record.key.encode()
+            headers = [(name.encode().decode(), text.encode()) for name, text in record.headers.items()]
+            size = sum(len(name.encode()) + len(text) for name, text in headers)
+        except (UnicodeEncodeError, AttributeError, TypeError) as error:
+            raise InvalidRecord(f"a key or header of a record for {record.topic!r} is no text: {error}") from error
+        value = None if record.value is None else bytes(record.value)
+        size += len(key or b"") + len(value or b"")
+        if size > topic.spec.max_record_bytes:
+            raise RecordTooLarge(
+                f"a record of {size} bytes is over the limit of {record.topic}, {topic.spec.max_record_bytes} bytes"
+            )
+        arguments: dict[str, Any] = {"topic": self._cluster.full(record.topic), "key": key, "value": value}
+        if headers:
+            arguments["headers"] = headers
+        if record.partition is not None:
+            topic.check(record.partition)
+            arguments["partition"] = record.partition
+        if record.timestamp_ms is not None:
+            # librdkafka reads 0 as now, and brokers know no time before 1970.
+            if not 0 < record.timestamp_ms < 1 << 63:
+                raise InvalidRecord(
+                    f"timestamp_ms {record.timestamp_ms} of a record for {record.topic!r} is not in 1..2^63-1"
+                )
+            arguments["timestamp"] = record.timestamp_ms
+        return arguments
+
+    def _send(
+        self, producer: Producer, arguments: dict[str, Any], report: Callable[..., None], deadline: float
+    ) -> None:
+        while True:
+            try:
+                producer.produce(**arguments, on_delivery=report)
+                return
+            except BufferError:
+                # Full with what others append: it empties as the broker acknowledges.
+                if time.monotonic() > deadline:
+                    raise self._watch.unavailable(f"append to {arguments['topic']}: the queue is full") from None
+                producer.poll(0.05)
+            except KafkaException as raised:
+                error = error_of(raised)
+                if error.code() == KafkaError._UNKNOWN_PARTITION and time.monotonic() < deadline:
+                    # The partition is there, as was checked, and new to this producer.
+                    self._refresh(producer, arguments["topic"])
+                    continue
+                if error.code() == KafkaError._QUEUE_FULL and time.monotonic() < deadline:
+                    producer.poll(0.05)
+                    continue
+                raise self._explained(error, f"append to {arguments['topic']}", {}) from None
+
+    def _refresh(self, producer: Producer, full_name: str) -> None:
+        try:
+            producer.list_topics(full_name, timeout=self._options.request_timeout_s)
+        except KafkaException as raised:
+            raise self._watch.explained(error_of(raised), f"append to {full_name}") from None
+        time.sleep(0.02)
+
+    def _running(self) -> Producer:
+        with self._lock:
+            if self._closed.is_set():
+                raise LogUnavailable(f"this client of {self._options.where} is closed")
+            if self._producer is None:
+                options = self._options
+                self._producer = made(
+                    Producer,
+                    base_settings(options, self._watch)
+                    | {
+                        "acks": "all",
+                        "enable.idempotence": True,
+                        "compression.type": "lz4",
+                        "partitioner": "murmur2_random",
+                        "linger.ms": options.linger_ms,
+                        "sticky.partitioning.linger.ms": max(1, round(options.linger_ms)),
+                        "batch.size": BATCH_BYTES,
+                        "message.max.bytes": _LARGEST_MESSAGE,
+                        "delivery.timeout.ms": int(options.delivery_timeout_s * 1_000),
+                        "request.timeout.ms": int(min(options.request_timeout_s, options.delivery_timeout_s) * 1_000),
+                        "retry.backoff.ms": 50,
+                        "retry.backoff.max.ms": 1_000,
+                        "queue.buffering.max.kbytes": _QUEUE_KBYTES,
+                    },
+                    options,
+                )
+                threading.Thread(
+                    target=_serve, args=(self._producer, self._closed), name="kafka deliveries", daemon=True
+                ).start()
+            return self._producer
+
+    def _replace(self) -> None:
+        with self._lock:
+            self._producer = None
+
+    def close(self, seconds: float = 5.0) -> None:
+        """Send what other threads still append, then end."""
+        with self._lock:
+            producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.flush(seconds)
+        self._closed.set()
+
+
+def _serve(producer: Producer, closed: threading.Event) -> None:
+    """Serve delivery reports until the log is closed."""
+    while not closed.is_set():
+        producer.poll(0.2)
