@@ -30,15 +30,15 @@ from geo_assets.assets.features import observe_if_moved
 from geo_assets.assets.repair import REPAIR_TAG, REPAIR_VALUE, repair_coverage
 from geo_assets.assets.stack_resource import StackResource
 from geo_assets.events import topics
-from geo_assets.events.dead_letter import DeadLetter, Origin
 from geo_assets.jobs import AUDIT_TAG, BATCH_TAG, audit, build_tiles, tags_of
 from geo_assets.services.announce import sweep_announcements
 from geo_assets.services.build import tile_dead_letter, weigh
 from geo_assets.services.dead_letters import write_dead_letters
+from geo_assets.services.hints import hint_dead_letter, read_slice
 from geo_assets.stack import Stack
 from geo_assets.tiles.tile import Tile, TileError
-from resources.event_log.protocol import OffsetOutOfRange, Record
-from resources.ledger.protocol import Batch, Failure, Hint, MarkKind, Settle, TileState
+from resources.event_log.protocol import OffsetOutOfRange
+from resources.ledger.protocol import Batch, Failure, MarkKind, Settle, TileState
 
 log = structlog.get_logger()
 
@@ -92,59 +92,6 @@ ALIVE = frozenset(
 )
 
 LOST = "its run ended without a word: killed, evicted or out of memory"
-
-
-# -- reading hints -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """What a slice of one partition of `[tiles]` says: tiles to look at, and records that name none."""
-
-    hints: tuple[Hint, ...]
-    unreadable: tuple[tuple[Record, str], ...]
-    next_offset: int
-
-
-def read_slice(records: Sequence[Record], position: int) -> Slice:
-    """Read records as hints. The key says which tile; the value can only add that it is to be built by force."""
-    hints: list[Hint] = []
-    unreadable: list[tuple[Record, str]] = []
-    for record in records:
-        try:
-            key = Tile.from_key(record.key or "").key
-        except TileError as fault:
-            unreadable.append((record, str(fault)))
-            continue
-        hints.append(Hint(record.offset, key, _forces(record.value)))
-    return Slice(tuple(hints), tuple(unreadable), records[-1].offset + 1 if records else position)
-
-
-def _forces(value: bytes | None) -> bool:
-    if not value or b'"force"' not in value:
-        return False
-    try:
-        body = json.loads(value)
-    except ValueError:
-        return False
-    return isinstance(body, dict) and body.get("force") is True
-
-
-def hint_dead_letter(record: Record, fault: str, now_ms: int) -> DeadLetter:
-    """The dead letter of a record whose key names no tile."""
-    return DeadLetter.make(
-        reason="schema",
-        stage="tiles",
-        explanation=fault,
-        source=record.headers.get(topics.HEADER_SOURCE, ""),
-        at_ms=now_ms,
-        field="key",
-        value=(record.key or "")[:100],
-        limit="zoom:quadkey",
-        origin=Origin(record.topic, record.partition, record.offset),
-        payload=record.value or b"",
-        headers=dict(record.headers),
-    )
 
 
 # -- looking after batches -----------------------------------------------------------------------------------------

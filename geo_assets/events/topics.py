@@ -36,3 +36,24 @@ HEADER_VERTEX_COUNT = "vertex-count"
 HEADER_REGION_PRIORITY = "region-priority"
 HEADER_REPLAY = "replay"
 """Id of the dead letter that this record replays."""
+HEADER_REASON = "reason"
+"""Of a dead letter: why, so that a consumer can choose without reading the value."""
+
+HEADERS = frozenset(
+    {
+        HEADER_EVENT_ID,
+        HEADER_SOURCE,
+        HEADER_KIND,
+        HEADER_CONTENT_TYPE,
+        HEADER_CRS,
+        HEADER_RECEIVED_MS,
+        HEADER_SHA256,
+        HEADER_POINTER,
+        HEADER_CALLBACK,
+        HEADER_VERTEX_COUNT,
+        HEADER_REGION_PRIORITY,
+        HEADER_REPLAY,
+        HEADER_REASON,
+    }
+)
+"""Every header that means something here. Others pass, and mean nothing."""

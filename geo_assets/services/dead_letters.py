@@ -48,7 +48,7 @@ def write_dead_letters(stack: Stack, letters: Sequence[DeadLetter]) -> None:
         if len(letter.payload) > INLINE_BYTES and letter.payload_sha256:
             stack.tiles.put(inbox_object(letter.payload_sha256), letter.payload)
             kept = replace(letter, payload=b"", pointer=inbox_object(letter.payload_sha256))
-        headers = {topics.HEADER_KIND: kept.headers.get(topics.HEADER_KIND, ""), "reason": kept.reason}
+        headers = {topics.HEADER_KIND: kept.headers.get(topics.HEADER_KIND, ""), topics.HEADER_REASON: kept.reason}
         records.append(NewRecord(topics.DEAD_LETTERS, kept.source or kept.id, kept.to_json(), headers))
         log.warning(
             "dead letter", id=letter.id, reason=letter.reason, stage=letter.stage, source=letter.source,
@@ -129,10 +129,15 @@ def replay(stack: Stack, letters: Sequence[DeadLetter], *, payload: bytes | None
 
     records: list[NewRecord] = []
     for letter in letters:
-        if letter.stage in ("build", "tiles"):
+        if letter.stage == "build":
             key = letter.headers.get("tile", "")
             Tile.from_key(key)
             records.append(NewRecord(topics.TILES, key, None))
+        elif letter.stage == "tiles":
+            # Its key named no tile: the value has to.
+            headers = {**letter.headers, topics.HEADER_REPLAY: letter.id}
+            body = payload if payload is not None else payload_of(stack, letter)
+            records.append(NewRecord(topics.TILES, None, body, headers))
         else:
             body = payload if payload is not None else payload_of(stack, letter)
             sha = hashlib.sha256(body).hexdigest()

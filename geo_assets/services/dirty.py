@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import shapely
 
 from geo_assets.events import topics
+from geo_assets.events.records import TileHint
 from geo_assets.tiles.cover import covers
 from geo_assets.tiles.tile import Tile
 from resources.feature_store.protocol import Change, Feature, OutboxRow
@@ -95,23 +96,20 @@ def _hints(keys: list[str], owners: list[int], sides: list[tuple[Change, Feature
 
 
 def _hint(key: str, change: Change, feature: Feature) -> OutboxRow:
-    tile = Tile.from_key(key)
-    value = {
-        "z": tile.z,
-        "x": tile.x,
-        "y": tile.y,
-        "event_id": change.edit.event_id,
-        "source": change.edit.source,
-        "version": change.edit.version,
-        "data_time_ms": change.edit.event_time_ms,
-        "force": False,
-    }
+    edit = change.edit
+    value = TileHint.of(
+        Tile.from_key(key),
+        event_id=edit.event_id,
+        source=edit.source,
+        version=edit.version,
+        data_time_ms=edit.event_time_ms,
+    )
     headers = {
-        topics.HEADER_EVENT_ID: change.edit.event_id,
+        topics.HEADER_EVENT_ID: edit.event_id,
         topics.HEADER_VERTEX_COUNT: str(feature.vertex_count),
         topics.HEADER_REGION_PRIORITY: "0",
     }
-    return OutboxRow("tiles", key, json.dumps(value, separators=(",", ":")).encode(), headers)
+    return OutboxRow("tiles", key, value.to_json(), headers)
 
 
 def wide_areas(value: bytes) -> tuple[str, Iterable[tuple[Any, list[int]]]]:

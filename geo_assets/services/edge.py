@@ -31,7 +31,6 @@ from geo_assets.events.models import (
     FenceEvent,
     PositionEvent,
     TileEvent,
-    feature_id_text,
     read_envelope,
     read_events,
 )
@@ -42,6 +41,7 @@ from geo_assets.services.edge_api import edge_document
 from geo_assets.services.edge_body import MemoryBudget, Spool, digest, gunzip, receive
 from geo_assets.services.edge_log import Appender, Submission
 from geo_assets.services.edge_metrics import EdgeMetrics
+from geo_assets.services.event_records import event_record, headers_of, part_of
 from geo_assets.services.problems import ProblemError, exception_handlers, problem_response, unavailable
 from resources.event_log.protocol import EventLog, LogError, NewRecord, RecordTooLarge
 from resources.guard.protocol import Guard
@@ -258,7 +258,7 @@ class _Edge:
                 for event in events:
                     _own(facts.source, event.source)
                 records = [
-                    self.event_record(facts, event, event.event_id or _part_of(event_id, index, len(events)))
+                    self.event_record(facts, event, event.event_id or part_of(event_id, index, len(events)))
                     for index, event in enumerate(events)
                 ]
                 if len(events) == 1:
@@ -284,7 +284,7 @@ class _Edge:
             allowed = ", ".join(sorted(source.layers or ()))
             raise ProblemError(403, "layer", detail, field="layer", value=envelope.layer, limit=allowed)
         event_id = envelope.event_id or facts.signed.webhook_id or sha256
-        headers = self.headers(facts, event_id)
+        headers = headers_of(facts.kind.name, source.name, event_id, facts.received_ms)
         headers[topics.HEADER_SHA256] = sha256
         headers[topics.HEADER_CONTENT_TYPE] = facts.content_type
         if facts.crs is not None:
@@ -304,41 +304,16 @@ class _Edge:
 
     def event_record(self, facts: _Facts, event: TileEvent | PositionEvent | FenceEvent, event_id: str) -> NewRecord:
         """The record of one tile, position or fence event."""
-        headers = self.headers(facts, event_id)
-        if isinstance(event, TileEvent):
-            if event.bbox_agrees() is False:
-                self.metrics.bbox_disagrees.inc()
-            key = event.tile.key
-            value: dict[str, Any] = {
-                "z": event.zoom,
-                "x": event.x,
-                "y": event.y,
-                "event_id": event_id,
-                "source": facts.source.name,
-                "version": event.version,
-                "data_time_ms": facts.received_ms,
-                "force": event.force,
-            }
-        elif isinstance(event, PositionEvent):
-            key = event.device_id
-            value = event.model_dump(exclude_unset=True) | {"event_time_ms": event.event_time_ms}
-        else:
-            key = feature_id_text(event.id) or event_id
-            value = event.model_dump(exclude_unset=True)
-            if facts.crs is not None:
-                headers[topics.HEADER_CRS] = facts.crs
-        if facts.callback is not None:
-            headers[topics.HEADER_CALLBACK] = facts.callback
-        return NewRecord(facts.kind.topic, key, _encode(value), headers, facts.received_ms)
-
-    def headers(self, facts: _Facts, event_id: str) -> dict[str, str]:
-        """Headers that every record has."""
-        return {
-            topics.HEADER_EVENT_ID: event_id,
-            topics.HEADER_SOURCE: facts.source.name,
-            topics.HEADER_KIND: facts.kind.name,
-            topics.HEADER_RECEIVED_MS: str(facts.received_ms),
-        }
+        if isinstance(event, TileEvent) and event.bbox_agrees() is False:
+            self.metrics.bbox_disagrees.inc()
+        return event_record(
+            event,
+            source=facts.source.name,
+            event_id=event_id,
+            received_ms=facts.received_ms,
+            crs=facts.crs,
+            callback=facts.callback,
+        )
 
     # -- small things --------------------------------------------------------------------------------------------
     def source(self, headers: Mapping[str, str]) -> Source:
@@ -532,11 +507,6 @@ def _own(source: Source, said: str | None) -> None:
     if said is not None and said != source.name:
         detail = f"The body says it is of the source {said[:80]}; it was signed by {source.name}."
         raise ProblemError(403, "source", detail, field="source", value=said, limit=source.name)
-
-
-def _part_of(event_id: str, index: int, count: int) -> str:
-    """The id of one event of several that were sent as one."""
-    return event_id if count == 1 else f"{event_id}:{index}"
 
 
 def _unsigned(fault: SignatureError | str) -> ProblemError:

@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,18 +22,30 @@ from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_ex
 
 from geo_assets.events import collection, topics
 from geo_assets.events.collection import CollectionInfo
-from geo_assets.events.dead_letter import DeadLetter, Origin, Refused
+from geo_assets.events.dead_letter import DeadLetter, Origin, Reason, Refused
+from geo_assets.events.foreign import KINDS, Said, kept_headers, readable, readable_headers, said_by
+from geo_assets.events.json_text import shorten
+from geo_assets.events.models import EnvelopeError, read_events
+from geo_assets.ports import inbox_object
 from geo_assets.services import ingest_worker, outbox
 from geo_assets.services.callbacks import Callbacks, Told
 from geo_assets.services.dead_letters import now_ms, write_dead_letters
 from geo_assets.services.dirty import DirtyPlan
+from geo_assets.services.event_records import event_record, part_of
 from geo_assets.services.housekeeping import Housekeeper
 from geo_assets.services.ingest_worker import BodyResult, BodyTask, Circumstances, FeatureResult, FeatureTask
 from geo_assets.services.layer_changes import follow_layers
 from geo_assets.services.pool import TaskFailed, WorkerPool, WorkersUnavailable
 from geo_assets.services.status import INGEST_GROUP
 from geo_assets.services.valid_edits import edit_of
-from resources.event_log.protocol import LogUnavailable, OffsetOutOfRange, Record
+from resources.event_log.protocol import (
+    InvalidRecord,
+    LogUnavailable,
+    NewRecord,
+    OffsetOutOfRange,
+    Record,
+    RecordTooLarge,
+)
 from resources.feature_store.protocol import Applied, Edit, FeatureStoreUnavailable
 from resources.ledger.protocol import LedgerUnavailable
 from resources.tile_store.protocol import TileStoreUnavailable
@@ -50,6 +62,13 @@ SMALL_BODY = 256_000
 BODIES_A_CHUNK = 25
 FEATURES_A_CHUNK = 100
 EDITS_A_TRANSACTION = 2_000
+
+MAX_SOURCE = 80
+"""Characters of a source that are repeated: a configured one has at most 64."""
+MAX_EVENT_ID = 300
+"""Characters of an event id: those of one event, and the number of a part of it."""
+LAST_MOMENT_MS = 4_102_444_800_000
+"""The year 2100. It is the version of what has none: a record stamped later would be newer than all to come."""
 
 REGISTRY = CollectorRegistry()
 RECORDS = Counter("geo_assets_ingest_records_total", "Raw records worked off.", registry=REGISTRY)
@@ -84,6 +103,8 @@ class Outcome:
     record: Record
     counts: dict[str, int] = field(default_factory=dict)
     letters: list[DeadLetter] = field(default_factory=list)
+    passed_on: list[NewRecord] = field(default_factory=list)
+    """Events that belong on another topic: somebody wrote positions or tile events to `[raw]`."""
 
     def count(self, name: str) -> None:
         """One more of this outcome."""
@@ -164,16 +185,17 @@ class Ingest:
 
     def work(self, records: Sequence[Record]) -> list[Outcome]:
         """Validate, store and announce these records; everything but moving the offset."""
-        outcomes = [Outcome(record) for record in records]
+        outcomes = [Outcome(_readable(record)) for record in records]
         small: list[tuple[int, BodyTask]] = []
         large: list[tuple[int, BodyTask]] = []
         for index, outcome in enumerate(outcomes):
             try:
-                task = self._open(outcome.record)
+                task = self._open(outcome)
             except Refused as fault:
                 outcome.letters.append(self._letter(outcome.record, fault))
                 continue
-            (small if len(task.body) <= SMALL_BODY else large).append((index, task))
+            if task is not None:
+                (small if len(task.body) <= SMALL_BODY else large).append((index, task))
         edits: list[tuple[int, FeatureResult]] = []
         for index, results in self._small(small, outcomes):
             edits.extend((index, result) for result in results)
@@ -183,6 +205,7 @@ class Ingest:
         for index, task in large:
             for results in self._large(index, task, outcomes):
                 self._store([(index, result) for result in results], outcomes)
+        self._pass_on(outcomes)
         self._step("dead letters")
         write_dead_letters(self.stack, [letter for outcome in outcomes for letter in outcome.letters])
         self._step("send hints")
@@ -192,28 +215,111 @@ class Ingest:
         return outcomes
 
     # -- reading -----------------------------------------------------------------------------------------------------
-    def _open(self, record: Record) -> BodyTask:
-        """A record's body, wherever it is, and its circumstances."""
-        headers = record.headers
+    def _open(self, outcome: Outcome) -> BodyTask | None:
+        """A record's body, wherever it is, and its circumstances; None where its events were passed on.
+
+        What the headers do not say is read off the body, and stands in the record's headers from then on: a producer
+        that knows nothing of us needs none of them, and a dead letter names source and event id all the same.
+        """
+        record = outcome.record
         if record.value is None:
             raise Refused("null_value", "value", explanation="a raw record needs a body")
-        name = headers.get(topics.HEADER_SOURCE) or (record.key or "").partition(":")[0]
-        source = self.stack.sources.get(name)
-        if source is None:
-            raise Refused("schema", "source", name[:80], explanation="no such source is configured")
+        headers = dict(record.headers)
         body = record.value
         pointer = headers.get(topics.HEADER_POINTER)
         if pointer:
             body = self._fetch(pointer, headers.get(topics.HEADER_SHA256, ""))
+        content_type = headers.get(topics.HEADER_CONTENT_TYPE) or None
+        if headers.get(topics.HEADER_KIND) not in KINDS or not headers.get(topics.HEADER_SOURCE):
+            said = said_by(body, content_type)
+            if headers.get(topics.HEADER_KIND) not in KINDS:
+                headers[topics.HEADER_KIND] = said.kind or "features"
+            if not headers.get(topics.HEADER_SOURCE):
+                headers[topics.HEADER_SOURCE] = self._source_of(said, record.key)
+            if said.event_id:
+                headers.setdefault(topics.HEADER_EVENT_ID, said.event_id)
+            outcome.record = record = record._replace(headers=headers)
+        name = headers[topics.HEADER_SOURCE]
+        source = self.stack.sources.get(name)
+        if source is None:
+            raise _unknown_source(name, self.stack.sources)
+        event_id = headers.get(topics.HEADER_EVENT_ID) or _hash(body)
+        if len(event_id) > MAX_EVENT_ID or not event_id.isprintable():
+            raise Refused(
+                "schema", topics.HEADER_EVENT_ID, shorten(event_id), f"1..{MAX_EVENT_ID} printable characters",
+                explanation="an event id is what a repetition is known by",
+            )  # fmt: skip
         at = Circumstances(
             source=source,
-            event_id=headers.get(topics.HEADER_EVENT_ID) or _hash(body),
-            received_ms=_number(headers.get(topics.HEADER_RECEIVED_MS)) or record.timestamp_ms,
+            event_id=event_id,
+            received_ms=_moment(headers.get(topics.HEADER_RECEIVED_MS)) or _moment(record.timestamp_ms) or now_ms(),
             header_crs=headers.get(topics.HEADER_CRS) or None,
-            content_type=headers.get(topics.HEADER_CONTENT_TYPE) or None,
+            content_type=content_type,
             replay=topics.HEADER_REPLAY in headers,
         )
+        kind = headers[topics.HEADER_KIND]
+        if kind != "features":
+            outcome.passed_on = self._events_of(kind, body, at, headers.get(topics.HEADER_CALLBACK))
+            return None
         return BodyTask(at, body)
+
+    def _source_of(self, said: Said, key: str | None) -> str:
+        """Whose a record is that has no such header: the body's word, the key's, else the only source there is."""
+        if said.source is not None:
+            return said.source
+        sources = self.stack.sources
+        prefix = (key or "").partition(":")[0]
+        if prefix in sources:
+            return prefix
+        return next(iter(sources)) if len(sources) == 1 else ""
+
+    def _events_of(self, kind: str, body: bytes, at: Circumstances, callback: str | None) -> list[NewRecord]:
+        """The records by which tile, position or fence events that stand in `[raw]` go on to their topic."""
+        limit = self.stack.settings.stream_above_bytes
+        if len(body) > limit:
+            raise Refused("too_large", "value", f"{len(body)} bytes", f"{limit} bytes", f"a list of {kind}")
+        try:
+            events = read_events(body, kind)
+        except EnvelopeError as fault:
+            # A position's values are personal data and are repeated nowhere.
+            value = None if kind == "positions" else fault.value
+            raise Refused("schema", fault.field, value, fault.limit, fault.problem) from None
+        others = {event.source for event in events if event.source is not None} - {at.source.name}
+        if others:
+            raise Refused("schema", "source", shorten(min(others)), at.source.name, "is not the record's source")
+        return [
+            event_record(
+                event,
+                source=at.source.name,
+                event_id=event.event_id or part_of(at.event_id, index, len(events)),
+                received_ms=at.received_ms,
+                crs=at.header_crs,
+                callback=callback,
+            )
+            for index, event in enumerate(events)
+        ]
+
+    def _pass_on(self, outcomes: Sequence[Outcome]) -> None:
+        """Append what belongs on another topic; a record that the log never takes costs itself alone."""
+        some = [outcome for outcome in outcomes if outcome.passed_on]
+        if not some:
+            return
+        self._step("pass on")
+        try:
+            self.stack.log.append([record for outcome in some for record in outcome.passed_on])
+        except (RecordTooLarge, InvalidRecord):
+            for outcome in some:
+                try:
+                    self.stack.log.append(outcome.passed_on)
+                except (RecordTooLarge, InvalidRecord) as fault:
+                    reason: Reason = "too_large" if isinstance(fault, RecordTooLarge) else "schema"
+                    outcome.passed_on = []
+                    outcome.letters.append(
+                        self._letter(outcome.record, Refused(reason, "value", explanation=str(fault)))
+                    )
+        for outcome in some:
+            for _ in outcome.passed_on:
+                outcome.count("passed_on")
 
     @retry(
         retry=retry_if_exception_type(Transient),
@@ -224,6 +330,8 @@ class Ingest:
     def _fetch(self, pointer: str, sha256: str) -> bytes:
         from resources.tile_store.protocol import InvalidName, TileStoreError
 
+        if not pointer.startswith(inbox_object("")):
+            raise Refused("missing_body", "pointer", pointer[:80], inbox_object("…"), "points outside the inbox")
         try:
             body = self.stack.tiles.get(pointer)
         except InvalidName as fault:
@@ -332,7 +440,7 @@ class Ingest:
         body: bytes | None = None,
     ) -> DeadLetter:
         """The dead letter of a record, or of one feature of it: with its raw payload and where it came from."""
-        headers = dict(record.headers)
+        headers = kept_headers(record.headers)
         payload = feature.raw if feature is not None and feature.raw else body
         if payload is None:
             payload = record.value or b""
@@ -342,9 +450,9 @@ class Ingest:
         return DeadLetter.refused(
             refused,
             stage="store" if refused.reason == "version_conflict" else "validate",
-            source=headers.get(topics.HEADER_SOURCE) or (record.key or "").partition(":")[0],
+            source=headers.get(topics.HEADER_SOURCE, "")[:MAX_SOURCE],
             at_ms=now_ms(),
-            event_id=headers.get(topics.HEADER_EVENT_ID),
+            event_id=headers.get(topics.HEADER_EVENT_ID, "")[:MAX_EVENT_ID] or None,
             feature_id=edit.feature_id if edit is not None else None,
             layer=edit.feature.layer if edit is not None and edit.feature is not None else None,
             origin=Origin(record.topic, record.partition, record.offset),
@@ -388,11 +496,27 @@ def _hash(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()
 
 
-def _number(text: str | None) -> int:
-    try:
-        return int(text or 0)
-    except ValueError:
-        return 0
+def _unknown_source(name: str, sources: Mapping[str, object]) -> Refused:
+    if not name:
+        return Refused(
+            "schema", "source", None, "the header, a member of the body, or the key before its colon",
+            explanation=f"nothing says whose the record is, and there are {len(sources)} sources",
+        )  # fmt: skip
+    return Refused("schema", "source", name[:MAX_SOURCE], explanation="no such source is configured")
+
+
+def _readable(record: Record) -> Record:
+    """The record with key and headers that can be written again, into a dead letter or a replay."""
+    key = None if record.key is None else readable(record.key)
+    headers = readable_headers(record.headers)
+    return record if key == record.key and headers == record.headers else record._replace(key=key, headers=headers)
+
+
+def _moment(value: str | int | None) -> int:
+    """Milliseconds since the epoch of a header or a timestamp; 0 where it is none: any text may stand there."""
+    if isinstance(value, str):
+        value = int(value) if value.isascii() and value.isdigit() and len(value) <= 13 else 0
+    return value if value is not None and 0 < value <= LAST_MOMENT_MS else 0
 
 
 def run(settings: Settings, *, once: bool = False) -> None:

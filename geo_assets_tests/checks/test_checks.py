@@ -14,15 +14,17 @@ from geo_assets.checks import coverage, crs, dead_letters, freshness, integrity,
 from geo_assets.checks.audit import Audit, check_of, result_of, sample
 from geo_assets.definitions import defs
 from geo_assets.events import topics
+from geo_assets.events.models import EnvelopeError
 from geo_assets.ports import tile_object
 from geo_assets.services.build import TileBuilder
 from geo_assets.services.dead_letters import write_dead_letters
+from geo_assets.services.hints import hint_dead_letter
 from geo_assets.tiles.rules import Fault
 from geo_assets.tiles.tile import Tile
 from geo_assets_tests.dagster_world import World, tiles_around, world
 from resources.event_log.protocol import NewRecord
 from resources.ledger.protocol import Commit, Failure
-from sensors.tile_updates import hint_dead_letter, tick
+from sensors.tile_updates import tick
 
 HOME = Tile(14, 9_327, 4_741)
 
@@ -159,7 +161,7 @@ def test_the_dead_letter_rate_counts_a_record_once_and_wakes_nobody_for_a_handfu
     here.stack.log.append([NewRecord(topics.RAW, "demo:1", b"{}") for _ in range(50)])
     assert dead_letters.audit(here.stack).passed
     bad = here.stack.log.read(topics.RAW, 0, 0, max_records=1)[0]
-    letter = hint_dead_letter(bad, "no", 0)
+    letter = hint_dead_letter(bad, EnvelopeError("key", "no"), 0)
     write_dead_letters(here.stack, [letter, letter])
     found = dead_letters.audit(here.stack)
     assert found.numbers["dead_letters"] == 1

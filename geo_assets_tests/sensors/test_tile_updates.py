@@ -21,12 +21,13 @@ from geo_assets.definitions import defs
 from geo_assets.events import topics
 from geo_assets.jobs import AUDIT_TAG, BATCH_TAG
 from geo_assets.services.build import TileBuilder
+from geo_assets.services.hints import read_slice
 from geo_assets.tiles.tile import Tile
 from geo_assets_tests.dagster_world import World, tiles_around, world
 from resources.event_log.protocol import Record
 from resources.ledger.protocol import Batch, TileState
 from sensors import tile_updates as sensor
-from sensors.tile_updates import Audits, Work, care_for, cut, halves, plan_audit, read_slice, still_dirty, tick
+from sensors.tile_updates import Audits, Work, care_for, cut, halves, plan_audit, still_dirty, tick
 
 HOME = Tile(14, 9_327, 4_741)
 MINUTE = 60_000
@@ -295,7 +296,7 @@ def test_rule_1_a_malformed_key_becomes_one_dead_letter_and_costs_its_neighbours
     assert len(done.requests) == 1
     letters = here.dead_letters()
     assert sorted(letter.origin.offset for letter in letters if letter.origin) == [0, 2]
-    assert {(letter.reason, letter.stage, letter.field) for letter in letters} == {("schema", "tiles", "key")}
+    assert {(letter.reason, letter.stage, letter.field) for letter in letters} == {("schema", "tiles", "z")}
     assert letters[0].payload == b'{"x": 1}'
     tick(here.stack, here.instance)
     assert len(here.dead_letters()) == 2
