@@ -99,8 +99,5 @@ class Cache(Service):
     def settings(self, state: dict[str, Any]) -> dict[str, str]:
         return {"GEO_ASSETS_PURGE_URLS": f"http://{HOST}:{state['ports']['http']}"}
 
-    def _same(self, state: dict[str, Any], options: Any) -> bool:
-        return "backend" not in options or state["options"] == dict(options)
-
     def _server(self) -> str:
         return program("varnishd", "Debian and Ubuntu have it in the package varnish")

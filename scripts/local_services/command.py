@@ -61,17 +61,16 @@ def _run(services: Services, asked: argparse.Namespace) -> int:
 
 def _show(found: list[Status]) -> None:
     for each in found:
+        pid = f"pid {each.pid}" if each.pid else ""
         memory = f"{each.memory_bytes / 1e6:6.0f} MB" if each.memory_bytes else ""
-        print(
-            f"{each.name:9} {each.state:14} {each.address or '':22} {f'pid {each.pid}' if each.pid else '':12} {memory}".rstrip()
-        )
+        print(f"{each.name:9} {each.state:14} {each.address or '':22} {pid:12} {memory}".rstrip())
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="scripts/services",
-        description="Real services on loopback and free ports: kafka, redis, postgres (with PostGIS), s3; cache by name.",
-        epilog="Without names: start takes kafka, redis, postgres and s3; stop, status, logs and remove take all.",
+        description="Real services on loopback and free ports: kafka, redis, postgres (with PostGIS), s3, cache.",
+        epilog="Without names: start takes all but the cache, which needs a backend; the other commands all.",
     )
     parser.add_argument("--folder", type=Path, default=default_folder(), help="where the data is; %(default)s")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

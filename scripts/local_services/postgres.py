@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import pwd
 import re
@@ -94,8 +95,6 @@ class Postgres(Service):
                 problem = done.stderr.strip().splitlines()[0] if done.stderr.strip() else "psql failed"
                 raise NotReady(f"postgres: {problem.replace(password, '…')}")
         state["database_made"] = True
-        import json
-
         write_private(self.folder / "state.json", json.dumps(state, indent=1))
 
     def settings(self, state: dict[str, Any]) -> dict[str, str]:

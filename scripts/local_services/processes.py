@@ -13,9 +13,10 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 _PROC = Path("/proc")
-_children: dict[int, subprocess.Popen[bytes]] = {}
+_children: dict[int, subprocess.Popen[Any]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Process:
     started: str
 
 
-def adopt(child: subprocess.Popen[bytes]) -> Process:
+def adopt(child: subprocess.Popen[Any]) -> Process:
     """Remember a child of this process, so that it is reaped when it ends; returns its name."""
     _children[child.pid] = child
     return Process(child.pid, _started(child.pid) or "")

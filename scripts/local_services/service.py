@@ -47,11 +47,7 @@ def program(name: str, package: str, *folders: Path) -> str:
     for folder in folders:
         if (folder / name).exists():
             return str(folder / name)
-    # An empty PATH means the current folder to the system; here it means that there is no such program.
-    path = os.pathsep.join(
-        p for p in (os.environ.get("PATH", ""), *(_EXTRA_PATH if os.environ.get("PATH") else ())) if p
-    )
-    found = shutil.which(name, path=path) if path else None
+    found = shutil.which(name, path=os.pathsep.join((os.environ.get("PATH") or os.defpath, *_EXTRA_PATH)))
     if found is None:
         raise MissingProgram(f"{name} is not installed: {package}")
     return found
@@ -98,13 +94,14 @@ class Service(ABC):
 
     def finish(self, state: dict[str, Any]) -> None:
         """What is done once it answers, after every start; must bear repetition."""
+        return
 
     def popen_options(self) -> dict[str, Any]:
-        """Further arguments of Popen: a user, an environment."""
-        return {}
+        """Further arguments of Popen, such as the user to run as."""
+        return {"cwd": self.folder}
 
     def outside(self) -> Sequence[Path]:
-        """Folders of its own that lie elsewhere."""
+        """Folders and sockets of its own that lie elsewhere."""
         return ()
 
     # -- files -------------------------------------------------------------------------------------------------------
@@ -171,7 +168,7 @@ class Service(ABC):
                     "ports": dict(zip(self.ports, free_ports(len(self.ports)), strict=True)),
                     "secrets": {name: secrets.token_hex(16) for name in self.secrets},
                 }
-            state["options"] = dict(options)
+            state["options"] = dict(options or state.get("options", {}))
             for name, port in state["ports"].items():
                 if taken(port):
                     raise PortTaken(
@@ -188,7 +185,7 @@ class Service(ABC):
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
-                    **{"cwd": self.folder, **self.popen_options()},
+                    **self.popen_options(),
                 )
             write_private(self.folder / "process.json", json.dumps(asdict(adopt(child))))
             try:
@@ -217,8 +214,11 @@ class Service(ABC):
     def remove(self) -> None:
         """Stop it and delete its data."""
         self.stop()
-        for path in (self.folder, *self.outside()):
-            shutil.rmtree(path, ignore_errors=True)
+        for path in (*self.outside(), self.folder):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
     def tail(self, lines: int, since: int = 0) -> str:
         """The last lines of its log, written after the first `since` bytes."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from scripts.local_services.cache import Cache
-from scripts.local_services.faults import ServiceFault, UnknownService
+from scripts.local_services.faults import UnknownService
 from scripts.local_services.kafka import Kafka
 from scripts.local_services.postgres import Postgres
 from scripts.local_services.processes import lives, memory_bytes
@@ -143,8 +142,3 @@ class Services:
         lines = ["# Where scripts/services has started what; written anew by each start and stop."]
         lines += [f"{key}={value}" for key, value in settings.items()]
         write_private(self.settings_file, "\n".join(lines) + "\n")
-
-
-def faults_of(results: Iterable[ServiceFault]) -> str:
-    """One line for several faults."""
-    return "; ".join(str(each) for each in results)
