@@ -17,7 +17,7 @@ import numpy as np
 import structlog
 
 from geo_assets.events.dead_letter import DeadLetter
-from geo_assets.services import announce, build_worker
+from geo_assets.services import announce, build_worker, purging
 from geo_assets.services.build_worker import BuildTask, Built, Step
 from geo_assets.services.dead_letters import now_ms, write_dead_letters
 from geo_assets.services.pool import TaskFailed, WorkerPool
@@ -221,6 +221,7 @@ class TileBuilder:
                         bytes=result.bytes,
                         data_time_ms=result.data_time_ms,
                         outcome=outcome,
+                        duties=purging.duties(settings),
                         details=json.dumps(details, separators=(",", ":")),
                     ),
                     result,
@@ -248,9 +249,14 @@ class TileBuilder:
         for key in commits:
             self._step("commit", key)
         owed = self.stack.ledger.commit([commit for commit, _ in commits.values()])
+        purges = [row for rows in owed.values() for row in rows if row.duty == "purge"]
+        for row in purges:
+            self._step("purge", row.key)
+        forgotten = purging.purge(self.stack, purges)
         for key in owed:
             self._step("announce", key)
-        announce.announce(self.stack, [row for rows in owed.values() for row in rows if row.duty == "announce"])
+        announcements = [row for rows in owed.values() for row in rows if row.duty == "announce"]
+        announce.announce(self.stack, announcements, purged=forgotten)
         for key, (commit, built) in commits.items():
             if key not in owed:
                 lost.append(key)

@@ -56,7 +56,8 @@ def operations(max_zoom: int) -> list[oa.Operation]:
                     {
                         "ETag": "sha256 of the uncompressed tile, as a weak entity tag.",
                         "X-Tile-Revision": "The ledger's counter for this tile.",
-                        "Cache-Control": "`no-cache`; immutable when `v` names the current revision or hash.",
+                        "Cache-Control": "`no-cache`, or `s-maxage` for caches that are purged; immutable when `v` "
+                        "names the current revision or hash.",
                     },
                 ),
                 204: oa.Answer(

@@ -25,8 +25,17 @@ from starlette.routing import Route
 
 from geo_assets import configuration, ports
 from geo_assets.services import http_server, problems
+from geo_assets.services.purging import tile_path
 from geo_assets.services.tileserver import api, coverage, models, style
-from geo_assets.services.tileserver.http import IMMUTABLE, REVALIDATE, Envelope, accepts_gzip, conditional
+from geo_assets.services.tileserver.http import (
+    IMMUTABLE,
+    REVALIDATE,
+    SHARED,
+    SHARED_EMPTY,
+    Envelope,
+    accepts_gzip,
+    conditional,
+)
 from geo_assets.services.tileserver.metrics import MEDIA_TYPE as METRICS_TYPE
 from geo_assets.services.tileserver.metrics import Metrics
 from geo_assets.services.tileserver.serving import IntegrityFault, TileReader, entity_tag
@@ -109,6 +118,7 @@ class _TileServer:
         )
         self.files = StaticFiles()
         self.version = metadata.version("geo-assets")
+        self._public_host = urlsplit(settings.tiles_url).netloc
         self._box: tuple[float, Box | None, int] = (0.0, None, 0)
         self._openapi = msgspec.json.encode(api.openapi(settings.tiles_url, self.version, layers.max_zoom))
         self.page_policy = _content_security_policy(settings)
@@ -121,10 +131,9 @@ class _TileServer:
         state = served.state
         if state.content_hash is None:
             # Its own Cache-Control: an empty tile that a cache kept would hide the first thing drawn in it.
-            return Response(
-                status_code=204, headers={"Cache-Control": REVALIDATE, "X-Tile-Revision": str(state.revision)}
-            )
-        headers = self._tile_headers(request, state.content_hash, state.revision)
+            kept = SHARED_EMPTY if self._is_purged(request, tile) else REVALIDATE
+            return Response(status_code=204, headers={"Cache-Control": kept, "X-Tile-Revision": str(state.revision)})
+        headers = self._tile_headers(request, tile, state.content_hash, state.revision)
         if served.data is None:
             return Response(status_code=304, headers=headers)
         if gzipped:
@@ -158,14 +167,28 @@ class _TileServer:
                 )
         return Tile(values["z"], values["x"], values["y"])
 
-    def _tile_headers(self, request: Request, content_hash: str, revision: int) -> dict[str, str]:
+    def _is_purged(self, request: Request, tile: Tile) -> bool:
+        """Whether a cache that keeps the answer is told when it changes: the request's URL is, to the letter, the one.
+
+        Any other way to write it (a query, an escaped digit, another name of the host) would be an entry that stays.
+        """
+        asked = request.scope
+        return (
+            bool(self.settings.purge_urls)
+            and not asked["query_string"]
+            and asked.get("raw_path") == tile_path(tile).encode()
+            and request.headers.get("host") == self._public_host
+        )
+
+    def _tile_headers(self, request: Request, tile: Tile, content_hash: str, revision: int) -> dict[str, str]:
         # Weak: the gzip and the plain form share it, and clients compare If-None-Match weakly anyway.
         wanted = request.query_params.get("v", "")
         named = wanted == str(revision) or (len(wanted) >= 16 and content_hash.startswith(wanted))
+        kept = SHARED if self._is_purged(request, tile) else REVALIDATE
         return {
             "ETag": entity_tag(content_hash),
             "Vary": "Accept-Encoding",
-            "Cache-Control": IMMUTABLE if named else REVALIDATE,
+            "Cache-Control": IMMUTABLE if named else kept,
             "X-Tile-Revision": str(revision),
         }
 

@@ -10,6 +10,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import Response
 
+from geo_assets.services.purging import EMPTY_CACHE_S, SHARED_CACHE_S
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 
 REVALIDATE: Final = "no-cache"
 """Keep it, and ask before each use: a tile changes whenever somebody edits. MapLibre starts no timer on it."""
+SHARED: Final = f"max-age=0, must-revalidate, s-maxage={SHARED_CACHE_S}"
+"""The same for browsers; caches that are purged when the tile changes keep it. They do not keep `no-cache`."""
+SHARED_EMPTY: Final = f"max-age=0, must-revalidate, s-maxage={EMPTY_CACHE_S}"
 IMMUTABLE: Final = "public, max-age=31536000, immutable"
 
 _COMMON: Final = {

@@ -33,6 +33,10 @@ class TileChange(_Wire):
     y: int = Field(ge=0)
     hash: str | None = Field(description="sha256 of the uncompressed tile in hex; null when the tile was emptied.")
     revision: int = Field(ge=1, description="Grows by one with each change of the tile; a lower one is old news.")
+    again: bool = Field(
+        default=False,
+        description="Load it although you know this revision: a cache may have given out the one before. Absent: no.",
+    )
 
 
 class VectorLayer(_Wire):

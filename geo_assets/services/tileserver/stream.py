@@ -372,7 +372,7 @@ class ChangeHub:
                     if told is None or not wanted(told.z, told.x, told.y):
                         continue
                     before = newest.get((told.z, told.x, told.y))
-                    if before is None or before.revision < told.revision:
+                    if before is None or before.revision < told.revision or told.repeats(before.revision):
                         newest[told.z, told.x, told.y] = told
                 self._metrics.replayed.inc(len(records))
                 offset = records[-1].offset + 1
@@ -503,7 +503,8 @@ class ChangeHub:
                 )
                 continue
             tile = (told.z, told.x, told.y)
-            if told.revision <= self._told.get(tile, 0):
+            known = self._told.get(tile, 0)
+            if told.revision <= known and not told.repeats(known):
                 self._metrics.suppressed.inc()
                 continue
             self._told[tile] = told.revision
@@ -527,6 +528,11 @@ class _Announced(msgspec.Struct, frozen=True):
     y: int
     revision: int
     hash: str | None = None
+    again: bool = False
+
+    def repeats(self, known: int) -> bool:
+        """Whether clients that know this revision must load the tile again: a cache has shown them the one before."""
+        return self.again and self.revision == known
 
 
 _announcement = msgspec.json.Decoder(_Announced)
@@ -544,9 +550,10 @@ def _announced(record: Record) -> _Announced | None:
 
 def _tile_event(told: _Announced, resume: str | None) -> bytes:
     """The event of a change. It has no name, so that `EventSource.onmessage` hears it."""
-    data = b"data: " + msgspec.json.encode(
-        {"z": told.z, "x": told.x, "y": told.y, "hash": told.hash, "revision": told.revision}
-    )
+    change: dict[str, Any] = {"z": told.z, "x": told.x, "y": told.y, "hash": told.hash, "revision": told.revision}
+    if told.again:
+        change["again"] = True
+    data = b"data: " + msgspec.json.encode(change)
     return data + (b"\n\n" if resume is None else b"\nid: " + resume.encode() + b"\n\n")
 
 

@@ -143,10 +143,11 @@ export function liveTiles(map, { source, url, resume, onChange, onRefresh, onRes
     }
     if (message.type !== 'change') return;
     const { change } = message, key = keyOf(change), before = known.get(key);
-    if (before && change.revision <= before.revision) return; // heard before
+    const again = change.again && change.revision === before?.revision; // a cache may have given out old bytes
+    if (before && change.revision <= before.revision && !again) return; // heard before
     remember(known, key, change);
     onChange?.(change);
-    if (before && before.hash === change.hash) return;
+    if (before && before.hash === change.hash && !again) return;
     remember(pending, key, { z: change.z, x: change.x, y: change.y, asked: 0, late: false });
     soon();
   }, resume);
