@@ -150,7 +150,7 @@ class Kafka(Service):
         cluster = "A" + cluster[1:]
         made = subprocess.run(
             [
-                *self._run("-Xmx128m"),
+                *self._run("-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
                 *("kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(self.folder / "server.properties")),
                 *("--add-scram", f"SCRAM-SHA-512=[name={_USER},password={password}]"),
             ],

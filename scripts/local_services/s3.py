@@ -26,7 +26,7 @@ class S3(Service):
     name = "s3"
     ports = ("s3", "s3_grpc", "master", "master_grpc", "volume", "volume_grpc", "filer", "filer_grpc")
     secrets = ("access", "secret", "signing")
-    # Its orderly end waits 15 s for a stream between two of its own parts; a forced one loses nothing, as kill -9 shows.
+    # Its orderly end waits 15 s for a stream between two of its own parts; a forced one loses nothing, as a kill does.
     stop_seconds = 1.0
 
     def check_programs(self) -> None:
