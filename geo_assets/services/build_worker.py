@@ -158,13 +158,16 @@ def _finish(
     content_hash = workkey.tile_hash(encoded.data) if encoded.data else None
     # An integrity fault leaves no hash and the tile not empty: whatever is built then is a change.
     changed = task.empty != (content_hash is None) or task.content_hash != content_hash
+    work_key = workkey.work_key(tile, digest, current_recipe(stack.layers))
     if changed and content_hash is not None:
         step("put", task.key)
         name = object_name(task.key, task.revision + 1, content_hash)
-        stack.tiles.put(tile_object(name), workkey.compress(encoded.data))
+        # What made the object is written on it, for who finds it in the bucket without the ledger.
+        made = {"work-key": work_key, "content-hash": content_hash, "image-digest": stack.settings.image_digest}
+        stack.tiles.put(tile_object(name), workkey.compress(encoded.data), metadata=made)
     return Built(
         key=task.key,
-        work_key=workkey.work_key(tile, digest, current_recipe(stack.layers)),
+        work_key=work_key,
         content_hash=content_hash,
         bytes=len(encoded.data),
         changed=changed,

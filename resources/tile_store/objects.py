@@ -27,7 +27,7 @@ from resources.tile_store.scoped import ScopedCredentials
 SETTING = "GEO_ASSETS_TILE_STORE_URL"
 
 CONNECT_S = 3
-REQUEST_S = 20
+REQUEST_S = 15
 """Longest one request may take; a part of a large object has 8 MB."""
 RETRIES = 6
 RETRY_S = 12
