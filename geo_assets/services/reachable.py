@@ -81,7 +81,7 @@ def _redis(settings: Settings) -> str:
 
 
 def _feature_store(settings: Settings) -> str:
-    _migrated(settings, "feature store")
+    _migrated(settings, "feature_store")
     with Stack(settings) as stack:
         return f"{sum(stack.features.counts().by_layer.values()):,} features"
 
