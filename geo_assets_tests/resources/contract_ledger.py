@@ -915,6 +915,9 @@ def interleavings(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 class RaceContract:
     """Two builders over one tile while an edit comes in, in every order of their steps. Derive as above."""
 
+    every = 1
+    """Of the orders, one in so many is walked: where a transaction is a round trip and a sync of a disk."""
+
     @pytest.fixture
     def ledger(self, connect: Connect) -> Iterator[Ledger]:
         ledger = connect(Clock())
@@ -927,7 +930,8 @@ class RaceContract:
         self, ledger: Ledger, contents: tuple[str, ...], dies_after: int
     ) -> None:
         walked = 0
-        for number, order in enumerate(interleavings((dies_after, Builder.steps, 2))):
+        orders = itertools.islice(interleavings((dies_after, Builder.steps, 2)), 0, None, self.every)
+        for number, order in enumerate(orders):
             if dies_after == Builder.steps and order.index(0) > order.index(1):
                 continue  # the builders are alike: half of the orders show everything
             world = World(ledger, "11:" + "".join(str(number >> 2 * i & 3) for i in range(11)), contents)
@@ -952,7 +956,7 @@ class RaceContract:
             assert not state.dirty, order
             assert state.content_hash == world.hash_of(2), order
             walked += 1
-        assert walked >= 15
+        assert walked >= 15 / self.every
         owed = {(row.key, row.revision) for row in ledger.owed("announce", 1_000_000)}
         for state in ledger.scan():
             assert {(state.key, r) for r in range(1, state.revision + 1)} <= owed

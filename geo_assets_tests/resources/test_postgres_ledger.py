@@ -43,4 +43,11 @@ class TestPostgresLedger(LedgerContract):
 
 
 class TestPostgresLedgerRaces(RaceContract):
-    pass
+    # A prime, so that no step of the walk is always the same; the embedded ledger walks them all.
+    every = 17
+
+    @pytest.fixture
+    def connect(self, room: PostgresRoom) -> Connect:
+        # Ten thousand short transactions, none of which has to outlive a power failure.
+        url = f"{room.url}&options=-c%20synchronous_commit%3Doff"
+        return lambda clock: PostgresLedger(url, room.schema, clock_ms=clock)
