@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from resources.event_log.kafka_cluster import KafkaCluster
 from resources.event_log.kafka_consumer import KafkaConsumer
+from resources.event_log.kafka_groups import KafkaGroups
 from resources.event_log.kafka_options import KafkaOptions
 from resources.event_log.kafka_producer import KafkaAppender
 from resources.event_log.kafka_reader import KafkaReaders
@@ -36,14 +37,15 @@ class KafkaEventLog:
         self._cluster = KafkaCluster(self.options)
         self._appender = KafkaAppender(self._cluster)
         self._readers = KafkaReaders(self._cluster)
+        self._groups = KafkaGroups(self._cluster)
         self._members: set[KafkaConsumer] = set()
 
     def _open(self) -> KafkaCluster:
         if self._closed:
             raise LogUnavailable(f"this client of {self.options.where} is closed")
         if self._pid != os.getpid():
-            # Forked: the clients' threads stayed in the parent. They are left alone, as ending them would wait for ever.
-            _LEFT_TO_THE_PARENT.append((self._cluster, self._appender, self._readers, self._members))
+            # Forked: the clients' threads stayed in the parent. They are left alone: ending them would wait for ever.
+            _LEFT_TO_THE_PARENT.append((self._cluster, self._appender, self._readers, self._groups, self._members))
             self._lock = threading.Lock()
             self._start()
         return self._cluster
@@ -84,7 +86,8 @@ class KafkaEventLog:
 
     def committed(self, group: str, topic: str) -> dict[int, int]:
         """The group's next offset of every partition it committed one for. Raises UnknownTopic."""
-        return self._open().committed(group, topic)
+        self._open()
+        return self._groups.committed(group, topic)
 
     def commit(self, group: str, topic: str, next_offsets: Mapping[int, int]) -> None:
         """Set a group's offsets outright (see `EventLog.commit`). Raises UnknownTopic, UnknownPartition.
@@ -104,11 +107,11 @@ class KafkaEventLog:
             members = [member for member in self._members if member.group == group]
         pairs = {(topic, number): offset for number, offset in next_offsets.items()}
         if not any(member.commit_for_group(pairs) for member in members):
-            cluster.commit(group, topic, next_offsets)
+            self._groups.commit(group, topic, next_offsets)
 
     def consumer(self, group: str, topics: Sequence[str], *, from_end: bool = False) -> KafkaConsumer:
         """Join a group (see `EventLog.consumer`). Raises UnknownTopic."""
-        member = KafkaConsumer(self._open(), group, topics, from_end=from_end, closed=self._left)
+        member = KafkaConsumer(self._open(), self._groups, group, topics, from_end=from_end, closed=self._left)
         with self._lock:
             self._members.add(member)
         return member
@@ -137,6 +140,7 @@ class KafkaEventLog:
             member.close()
         self._appender.close()
         self._readers.close()
+        self._groups.close()
         self._cluster.close()
 
 

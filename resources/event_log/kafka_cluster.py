@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from confluent_kafka import (
-    ConsumerGroupTopicPartitions,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -19,13 +19,13 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import (
     AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    NewPartitions,
-    NewTopic,
-    OffsetSpec,
-    ResourceType,
+    AlterConfigOpType,  # pyright: ignore[reportPrivateImportUsage]
+    ConfigEntry,  # pyright: ignore[reportPrivateImportUsage]
+    ConfigResource,  # pyright: ignore[reportPrivateImportUsage]
+    NewPartitions,  # pyright: ignore[reportPrivateImportUsage]
+    NewTopic,  # pyright: ignore[reportPrivateImportUsage]
+    OffsetSpec,  # pyright: ignore[reportPrivateImportUsage]
+    ResourceType,  # pyright: ignore[reportPrivateImportUsage]
 )
 
 from resources.event_log.kafka_faults import DENIED, PASSING, UNKNOWN_TOPIC, Quiet, Watch, error_of
@@ -238,7 +238,7 @@ class KafkaCluster:
                 found[name] = None
                 self._known.pop(name, None)
                 continue
-            info = TopicInfo(self._spec(name, len(answer.partitions), configs[self.full(name)]), str(answer.topic_id))
+            info = TopicInfo(self._spec(name, len(answer.partitions), configs[self.full(name)]), _id(answer.topic_id))
             found[name] = info
             self._known[name] = (now, info)
         return found
@@ -337,7 +337,7 @@ class KafkaCluster:
         if answer is None:
             self.forget(name)
             raise self.unknown(name)
-        return str(answer.topic_id)
+        return _id(answer.topic_id)
 
     def all(self) -> dict[str, TopicSpec]:
         """Every topic with this prefix, but Kafka's own."""
@@ -359,103 +359,49 @@ class KafkaCluster:
 
     # Extents
 
-    def extents(self, name: str) -> dict[int, Extent]:
-        """Begin and end of every partition. Raises UnknownTopic."""
+    def extents(self, name: str, partitions: Sequence[int] | None = None) -> dict[int, Extent]:
+        """Begin and end of every partition, or of those named. Raises UnknownTopic, UnknownPartition."""
         deadline = time.monotonic() + self.options.request_timeout_s
+        doing = f"extents of {self.full(name)}"
         while True:
             info = self.known(name)
-            partitions = range(info.spec.partitions)
-            begins: dict[int, int] = {}
+            for number in partitions or ():
+                info.check(number)
+            where = [TopicPartition(self.full(name), n) for n in partitions or range(info.spec.partitions)]
+            # Begins are asked for before ends: both only grow, so that a begin is never above its end.
+            begins, error = self._offsets(where, OffsetSpec.earliest(), doing)
             ends: dict[int, int] = {}
-            errors: list[KafkaError] = []
-            # Begins before ends: both only grow, so that a begin is never above its end.
-            for found, spec in ((begins, OffsetSpec.earliest()), (ends, OffsetSpec.latest())):
-                answers = self._ask(
-                    f"extents of {self.full(name)}",
-                    lambda admin, t, s=spec: admin.list_offsets(
-                        {TopicPartition(self.full(name), number): s for number in partitions},
-                        isolation_level=IsolationLevel.READ_UNCOMMITTED,
-                        request_timeout=t,
-                    ),
-                )
-                for where, answer in answers.items():
-                    error = _error(answer)
-                    if error is not None:
-                        errors.append(error)
-                    else:
-                        found[where.partition] = answer.offset
-                if errors:
-                    break
-            if not errors:
-                return {number: Extent(begins[number], max(begins[number], ends[number])) for number in partitions}
-            self.forget(name)
-            if not any(e.code() in PASSING | UNKNOWN_TOPIC for e in errors) or time.monotonic() > deadline:
-                raise self.watch.explained(errors[0], f"extents of {self.full(name)}")
-            time.sleep(0.05)
-
-    # Groups
-
-    def committed(self, group: str, name: str) -> dict[int, int]:
-        """A group's next offsets in a topic. Raises UnknownTopic."""
-        info = self.known(name)
-        wanted = [TopicPartition(self.full(name), number) for number in range(info.spec.partitions)]
-        answer = self._group(
-            "committed offsets",
-            group,
-            lambda admin, t: admin.list_consumer_group_offsets(
-                [ConsumerGroupTopicPartitions(self.full(group), wanted)], request_timeout=t
-            ),
-        )
-        return {
-            where.partition: where.offset
-            for where in sorted(answer.topic_partitions, key=lambda where: where.partition)
-            if where.error is None and where.offset >= 0
-        }
-
-    def commit(self, group: str, name: str, next_offsets: Mapping[int, int]) -> None:
-        """Set the offsets of a group that nobody is a member of now.
-
-        Raises:
-            LogError: Members of other processes hold its partitions; only they can commit.
-        """
-        wanted = [TopicPartition(self.full(name), number, offset) for number, offset in next_offsets.items()]
-        answer = self._group(
-            f"commit offsets of {self.full(name)}",
-            group,
-            lambda admin, t: admin.alter_consumer_group_offsets(
-                [ConsumerGroupTopicPartitions(self.full(group), wanted)], request_timeout=t
-            ),
-        )
-        for where in answer.topic_partitions:
-            if where.error is not None:
-                raise self._group_fault(where.error, group, f"commit offsets of {self.full(name)}")
-
-    def _group(self, doing: str, group: str, start: Callable[[AdminClient, float], dict[str, Future[Any]]]) -> Any:
-        deadline = time.monotonic() + self.options.request_timeout_s
-        while True:
-            (answer,) = self._ask(doing, start).values()
-            error = _error(answer)
             if error is None:
-                return answer
-            if error.code() not in PASSING or time.monotonic() > deadline:
-                raise self._group_fault(error, group, doing)
+                ends, error = self._offsets(where, OffsetSpec.latest(), doing)
+            if error is None:
+                return {number: Extent(begin, max(begin, ends[number])) for number, begin in sorted(begins.items())}
+            self.forget(name)
+            if error.code() not in PASSING | UNKNOWN_TOPIC or time.monotonic() > deadline:
+                raise self.watch.explained(error, doing)
             time.sleep(0.05)
 
-    def _group_fault(self, error: KafkaError, group: str, doing: str) -> LogError:
-        if error.code() in (KafkaError.UNKNOWN_MEMBER_ID, KafkaError.NON_EMPTY_GROUP, KafkaError.ILLEGAL_GENERATION):
-            return LogError(
-                f"offsets of group {self.full(group)!r} cannot be set while other processes read in it: stop them first"
-            )
-        return self.watch.explained(error, f"{doing}, group {self.full(group)}")
+    def _offsets(
+        self, where: Sequence[TopicPartition], spec: OffsetSpec | None, doing: str
+    ) -> tuple[dict[int, int], KafkaError | None]:
+        answers = self._ask(
+            doing,
+            lambda admin, timeout: admin.list_offsets(
+                dict.fromkeys(where, spec), isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=timeout
+            ),
+        )
+        errors = [error for answer in answers.values() if (error := _error(answer)) is not None]
+        found = {place.partition: answer.offset for place, answer in answers.items() if _error(answer) is None}
+        return found, errors[0] if errors else None
 
     # The client
 
     def admin(self) -> AdminClient:
         """The client, made when first used."""
         with self._lock:
-            if self._admin is None:
-                self._admin = made(lambda s: AdminClient(s), base_settings(self.options, self.watch), self.options)
-            return self._admin
+            admin = self._admin
+            if admin is None:
+                admin = self._admin = made(AdminClient, base_settings(self.options, self.watch), self.options)
+            return admin
 
     def _ask(self, doing: str, start: Callable[[AdminClient, float], dict[K, Future[Any]]]) -> dict[K, Any]:
         """Ask and wait; answers by subject, a KafkaException where one failed.
@@ -502,6 +448,12 @@ def made(make: Callable[[dict[str, Any]], Any], settings: dict[str, Any], option
         return make(settings)
     except KafkaException as raised:
         raise LogError(f"a client of {options.where} cannot be made: {error_of(raised).str()}") from None
+
+
+def _id(topic_id: Any) -> str:
+    """A `confluent_kafka.Uuid` as it is usually written; Kafka's own tools show the same bits in base64."""
+    bits = topic_id.get_most_significant_bits() << 64 | topic_id.get_least_significant_bits() & (1 << 64) - 1
+    return str(uuid.UUID(int=bits & (1 << 128) - 1))
 
 
 def _error(answer: Any) -> KafkaError | None:

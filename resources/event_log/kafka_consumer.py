@@ -17,6 +17,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from resources.event_log.kafka_cluster import KafkaCluster, base_settings, made
 from resources.event_log.kafka_faults import PASSING, UNKNOWN_TOPIC, Watch, error_of
+from resources.event_log.kafka_groups import KafkaGroups
 from resources.event_log.kafka_records import record_of, size_of
 from resources.event_log.protocol import LogError, LogUnavailable, OffsetOutOfRange, Record
 
@@ -28,7 +29,7 @@ _AT_ONCE = 1_000
 
 _HELD_RECORDS = 5_000
 _HELD_BYTES = 16_000_000
-"""Most that is taken from the client before it is asked for: enough of each partition to give all of them their turn."""
+"""Most that is taken from the client before it is asked for: enough of each partition to give all their turn."""
 
 _WAIT_S = 0.1
 """Longest wait in one piece: what a close from another thread waits for."""
@@ -61,6 +62,7 @@ class KafkaConsumer:
     def __init__(
         self,
         cluster: KafkaCluster,
+        groups: KafkaGroups,
         group: str,
         topics: Sequence[str],
         *,
@@ -68,7 +70,7 @@ class KafkaConsumer:
         closed: Callable[[KafkaConsumer], None],
     ) -> None:
         options = cluster.options
-        self._cluster, self._on_closed = cluster, closed
+        self._cluster, self._groups, self._on_closed = cluster, groups, closed
         self.group, self.topics = group, tuple(dict.fromkeys(topics))
         self._names = {cluster.full(name): name for name in self.topics}
         self._watch = Watch(options)
@@ -149,7 +151,7 @@ class KafkaConsumer:
         with self._lock:
             if self._closed.is_set() or not next_offsets:
                 return
-            self._gather(0.0)
+            # Nothing is gathered before: what is about to be given up is this member's until it is told.
             held = {pair: self._held[pair] for pair in next_offsets if pair in self._held}
             self._commit(
                 lambda: {pair: next_offsets[pair] for pair, holding in held.items() if self._held.get(pair) == holding}
@@ -160,7 +162,6 @@ class KafkaConsumer:
         with self._lock:
             if self._closed.is_set() or not self._joined:
                 return False
-            self._gather(0.0)
             self._commit(lambda: next_offsets)
             return True
 
@@ -200,16 +201,16 @@ class KafkaConsumer:
     def _start_at_the_end(self) -> None:
         """Written down at once: what comes from now on is the group's, whichever member reads it."""
         for name in self.topics:
-            if self._cluster.committed(self.group, name):
+            if self._groups.committed(self.group, name):
                 continue
             ends = {number: extent.end for number, extent in self._cluster.extents(name).items()}
             try:
-                self._cluster.commit(self.group, name, ends)
+                self._groups.commit(self.group, name, ends)
             except LogUnavailable:
                 raise
             except LogError:
                 # Another member is there already, and did it before it joined.
-                if not self._cluster.committed(self.group, name):
+                if not self._groups.committed(self.group, name):
                     raise
 
     def _join(self) -> None:
@@ -262,8 +263,9 @@ class KafkaConsumer:
         for name in sorted({name for name, _ in pairs}):
             numbers = [number for topic, number in pairs if topic == name]
             self._cluster.grown(name, max(numbers))
-            committed = self._cluster.committed(self.group, name)
-            begins = self._cluster.extents(name) if any(number not in committed for number in numbers) else {}
+            committed = self._groups.committed(self.group, name)
+            uncommitted = [number for number in numbers if number not in committed]
+            begins = self._cluster.extents(name, uncommitted) if uncommitted else {}
             for number in numbers:
                 starts[name, number] = committed[number] if number in committed else begins[number].begin
         return starts
@@ -361,7 +363,7 @@ class KafkaConsumer:
         """Raise what was lost, once what came before it was given."""
         for (name, number), offset in sorted(self._lost.items()):
             if not self._ready.get((name, number)):
-                extent = self._cluster.extents(name)[number]
+                extent = self._cluster.extents(name, [number])[number]
                 raise OffsetOutOfRange(name, number, offset, extent.begin, extent.end)
 
     def _tell_outage(self) -> None:

@@ -67,7 +67,7 @@ def security_of(
     certificate: str | os.PathLike[str] | None = None,
     key: str | os.PathLike[str] | None = None,
 ) -> dict[str, str]:
-    """librdkafka's security settings of plain values.
+    """The client library's security settings, of plain values.
 
     Args:
         protocol: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL.

@@ -177,9 +177,10 @@ class KafkaAppender:
         with self._lock:
             if self._closed.is_set():
                 raise LogUnavailable(f"this client of {self._options.where} is closed")
-            if self._producer is None:
+            producer = self._producer
+            if producer is None:
                 options = self._options
-                self._producer = made(
+                producer = self._producer = made(
                     Producer,
                     base_settings(options, self._watch)
                     | {
@@ -200,9 +201,9 @@ class KafkaAppender:
                     options,
                 )
                 threading.Thread(
-                    target=_serve, args=(self._producer, self._closed), name="kafka deliveries", daemon=True
+                    target=_serve, args=(producer, self._closed), name="kafka deliveries", daemon=True
                 ).start()
-            return self._producer
+            return producer
 
     def _replace(self) -> None:
         with self._lock:

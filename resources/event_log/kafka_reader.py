@@ -9,7 +9,7 @@ from contextlib import suppress
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from resources.event_log.kafka_cluster import KafkaCluster, base_settings, made
-from resources.event_log.kafka_faults import PASSING, UNKNOWN_TOPIC, Watch, error_of
+from resources.event_log.kafka_faults import PASSING, UNKNOWN_TOPIC, Watch
 from resources.event_log.kafka_records import record_of, size_of
 from resources.event_log.protocol import LogUnavailable, OffsetOutOfRange, Record
 
@@ -79,12 +79,13 @@ class KafkaReaders:
         self, reader: _Reader, topic: str, partition: int, offset: int, max_records: int, max_bytes: int
     ) -> list[Record]:
         name = self._cluster.full(topic)
-        begin, end = self._ends(reader, topic, partition)
+        begin, end = self._cluster.extents(topic, [partition])[partition]
         if not begin <= offset <= end:
             raise OffsetOutOfRange(topic, partition, offset, begin, end)
         if offset == end:
             return []
         consumer = reader.consumer
+        reader.watch.forget()
         consumer.assign([TopicPartition(name, partition, offset)])
         found: list[Record] = []
         total = 0
@@ -128,38 +129,12 @@ class KafkaReaders:
     def _judge(self, reader: _Reader, error: KafkaError, topic: str, partition: int, position: int) -> None:
         """Raise what an error in the stream means; those that pass by themselves are waited out."""
         if error.code() == KafkaError._AUTO_OFFSET_RESET:
-            begin, end = self._ends(reader, topic, partition)
+            begin, end = self._cluster.extents(topic, [partition])[partition]
             raise OffsetOutOfRange(topic, partition, position, begin, end)
         if error.code() in UNKNOWN_TOPIC:
             self._cluster.forget(topic)
         if error.code() not in PASSING:
             raise reader.watch.explained(error, f"read {self._cluster.full(topic)}/{partition}")
-
-    def _ends(self, reader: _Reader, topic: str, partition: int) -> tuple[int, int]:
-        where = TopicPartition(self._cluster.full(topic), partition)
-        deadline = time.monotonic() + self._timeout_s
-        reader.watch.forget()
-        doing = f"read {where.topic}/{partition}"
-        while True:
-            left = deadline - time.monotonic()
-            error: KafkaError | None = None
-            try:
-                # In steps: a refused password is told at once, not after the whole time.
-                ends = reader.consumer.get_watermark_offsets(where, timeout=max(0.05, min(left, 2.0)), cached=False)
-                if ends is not None:
-                    return ends
-            except KafkaException as raised:
-                error = error_of(raised)
-            reader.consumer.poll(0)
-            if error is not None and error.code() in UNKNOWN_TOPIC | {KafkaError._UNKNOWN_PARTITION}:
-                # A topic made moments ago is not known to every broker: it is gone when the cluster says so.
-                self._cluster.known(topic, max_age_s=0.0).check(partition)
-            elif error is not None and error.code() not in PASSING | {KafkaError._TIMED_OUT}:
-                raise reader.watch.explained(error, doing)
-            refusal = reader.watch.refusal()
-            if refusal is not None or time.monotonic() > deadline:
-                raise refusal or reader.watch.unavailable(doing, error)
-            time.sleep(0.05)
 
     def _lent(self) -> _Reader:
         with self._lock:

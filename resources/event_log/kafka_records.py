@@ -10,16 +10,16 @@ from resources.event_log.protocol import Record
 
 
 def text_of(data: bytes | str | None) -> str:
-    r"""Bytes as text. What is not UTF-8 shows as `\xff` escapes: nothing downstream fails on it, and no byte is lost."""
+    r"""Bytes as text. What is not UTF-8 shows as `\xff` escapes: nothing fails on it later, and no byte is lost."""
     if data is None:
         return ""
     return data if isinstance(data, str) else data.decode("utf-8", "backslashreplace")
 
 
 def record_of(message: Message, topic: str) -> Record:
-    """A message as a record of a topic by our name.
+    r"""A message as a record of a topic by our name.
 
-    Keys and headers that are no UTF-8 become text with `\\xff` escapes, a header without a value becomes an empty one,
+    Keys and headers that are no UTF-8 become text with `\xff` escapes, a header without a value becomes an empty one,
     and of several headers of one name the last counts.
     """
     headers: Mapping[str, str] = {}
