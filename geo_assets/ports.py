@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 from geo_assets.events import topics
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from geo_assets.settings import Settings
     from resources.event_log.kafka_options import KafkaOptions
     from resources.event_log.protocol import EventLog, TopicSpec
@@ -47,21 +45,19 @@ def topic_specs(settings: Settings) -> list[TopicSpec]:
 
 def kafka_options(settings: Settings, servers: str) -> KafkaOptions:
     """How Kafka is reached, from the settings."""
-    from resources.event_log.kafka_options import KafkaOptions, security
+    from resources.event_log.kafka_options import options_from
 
     password = settings.kafka_sasl_password
-    return KafkaOptions(
+    return options_from(
         servers,
         topic_prefix=settings.kafka_topic_prefix,
-        security=security(
-            protocol=settings.kafka_security_protocol,
-            mechanism=settings.kafka_sasl_mechanism,
-            username=settings.kafka_sasl_username,
-            password=password.get_secret_value() if password else None,
-            ca=_text(settings.kafka_ssl_ca),
-            certificate=_text(settings.kafka_ssl_certificate),
-            key=_text(settings.kafka_ssl_key),
-        ),
+        security_protocol=settings.kafka_security_protocol,
+        sasl_mechanism=settings.kafka_sasl_mechanism,
+        sasl_username=settings.kafka_sasl_username,
+        sasl_password=password.get_secret_value() if password else None,
+        ssl_ca=settings.kafka_ssl_ca,
+        ssl_certificate=settings.kafka_ssl_certificate,
+        ssl_key=settings.kafka_ssl_key,
         replication_factor=settings.kafka_replication_factor,
         min_insync_replicas=settings.kafka_min_insync_replicas,
     )
@@ -140,10 +136,6 @@ def open_purge(settings: Settings) -> Purge | None:
     from resources.purge.http import HttpPurge
 
     return HttpPurge([url.strip() for url in settings.purge_urls.split(",") if url.strip()])
-
-
-def _text(path: Path | None) -> str | None:
-    return None if path is None else str(path)
 
 
 def tile_object(object_name: str) -> str:

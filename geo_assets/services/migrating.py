@@ -77,18 +77,18 @@ def pending(settings: Settings) -> dict[str, int]:
 
 
 def _components(settings: Settings) -> list[_Component]:
-    from resources.feature_store import postgis_schema
-    from resources.ledger import postgres_schema
+    from resources.feature_store import postgis_schema as store
+    from resources.ledger import postgres_schema as ledger
 
     found: list[_Component] = []
     for name, own, setting, migrations in (
         (
-            postgis_schema.COMPONENT,
+            store.COMPONENT,
             settings.feature_store_url,
             "GEO_ASSETS_FEATURE_STORE_URL",
-            postgis_schema.MIGRATIONS,
+            store.MIGRATIONS,
         ),
-        (postgres_schema.COMPONENT, settings.ledger_url, "GEO_ASSETS_LEDGER_URL", postgres_schema.MIGRATIONS),
+        (ledger.COMPONENT, settings.ledger_url, "GEO_ASSETS_LEDGER_URL", ledger.MIGRATIONS),
     ):
         url = own or settings.postgres_url
         if url is not None:
