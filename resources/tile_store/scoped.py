@@ -158,5 +158,6 @@ class ScopedCredentials:
             "access_key_id": given["AccessKeyId"],
             "secret_access_key": given["SecretAccessKey"],
             "token": given["SessionToken"],
-            "expires_at": given["Expiration"],
+            # obstore takes this very time zone; botocore gives the one of dateutil.
+            "expires_at": given["Expiration"].astimezone(UTC),
         }
