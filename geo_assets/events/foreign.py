@@ -37,17 +37,20 @@ class Said:
     event_id: str | None = None
 
 
+_ABSENT = msgspec.Raw(b"null")
+
+
 class _Members(msgspec.Struct):
     """Members that tell what an object is; all others are checked as JSON and passed over."""
 
-    type: msgspec.Raw | None = None
-    source: msgspec.Raw | None = None
-    event_id: msgspec.Raw | None = None
-    device_id: msgspec.Raw | None = None
-    zoom: msgspec.Raw | None = None
-    z: msgspec.Raw | None = None
-    x: msgspec.Raw | None = None
-    y: msgspec.Raw | None = None
+    type: msgspec.Raw = _ABSENT
+    source: msgspec.Raw = _ABSENT
+    event_id: msgspec.Raw = _ABSENT
+    device_id: msgspec.Raw = _ABSENT
+    zoom: msgspec.Raw = _ABSENT
+    z: msgspec.Raw = _ABSENT
+    x: msgspec.Raw = _ABSENT
+    y: msgspec.Raw = _ABSENT
 
 
 _one = msgspec.json.Decoder(_Members)
@@ -90,9 +93,9 @@ def _read(members: _Members) -> tuple[Kind | None, str | None, str | None]:
     kind: Kind | None = None
     if _text(members.type) in ("Feature", "FeatureCollection"):
         kind = "features"
-    elif members.device_id is not None:
+    elif _there(members.device_id):
         kind = "positions"
-    elif (members.z is not None or members.zoom is not None) and members.x is not None and members.y is not None:
+    elif (_there(members.z) or _there(members.zoom)) and _there(members.x) and _there(members.y):
         kind = "tiles"
     return kind, _text(members.source), _text(members.event_id)
 
@@ -104,9 +107,13 @@ def _first_source(body: bytes, form: collection.Form) -> str | None:
     return None
 
 
-def _text(raw: msgspec.Raw | None) -> str | None:
+def _there(raw: msgspec.Raw) -> bool:
+    return bytes(raw) != b"null"
+
+
+def _text(raw: msgspec.Raw) -> str | None:
     """The text of a member; None where it is no text or an empty one."""
-    if raw is None or len(bytes(raw)) > _LONGEST_MEMBER:
+    if len(bytes(raw)) > _LONGEST_MEMBER:
         return None
     try:
         value = loads(bytes(raw))
