@@ -68,23 +68,16 @@ class BatchingSqliteEventLogStorage(SqliteEventLogStorage):
         Raises:
             NotWritableInBatchError: An event of another kind; nothing was stored.
         """
-        kinds = {event.get_dagster_event().event_type for event in events}
-        if not kinds <= BATCH_WRITABLE_EVENTS:
-            names = sorted(kind.value for kind in kinds - BATCH_WRITABLE_EVENTS)
-            raise NotWritableInBatchError(f"event types {names} cannot be written in a batch")
+        of_assets, singles = split_batch(events)
         by_run: dict[str, list[EventLogEntry]] = defaultdict(list)
-        singles: list[EventLogEntry] = []
-        for event in events:
-            kind = event.get_dagster_event().event_type
-            if event.get_dagster_event().is_asset_failed_to_materialize:
-                continue  # As Dagster's Postgres storage: no table of the open edition holds them.
-            if kind in ASSET_EVENTS and event.get_dagster_event().asset_key is not None:
-                by_run[event.run_id].append(event)
-            else:
-                singles.append(event)
+        for event in of_assets:
+            by_run[event.run_id].append(event)
         stored: list[tuple[EventLogEntry, dict[str, Any]]] = []
         for run_id, of_run in by_run.items():
-            rows = [self._row(event, text) for event, text in zip(of_run, serialized(of_run), strict=True)]
+            rows = [
+                event_row(event, text, self._event_insert_timestamp(event))
+                for event, text in zip(of_run, serialized(of_run), strict=True)
+            ]
             with self.run_connection(run_id) as conn:
                 conn.execute(SqlEventLogStorageTable.insert(), rows)
             stored.extend(zip(of_run, rows, strict=True))
@@ -94,19 +87,6 @@ class BatchingSqliteEventLogStorage(SqliteEventLogStorage):
         for event in singles:
             self.store_event(event)
 
-    def _row(self, event: EventLogEntry, text: str) -> dict[str, Any]:
-        dagster_event = event.get_dagster_event()
-        assert dagster_event.asset_key is not None
-        return {
-            "run_id": event.run_id,
-            "event": text,
-            "dagster_event_type": dagster_event.event_type_value,
-            "timestamp": self._event_insert_timestamp(event),
-            "step_key": dagster_event.step_key,
-            "asset_key": dagster_event.asset_key.to_string(),
-            "partition": dagster_event.partition or None,
-        }
-
     def _store_in_index(self, conn: Connection, stored: Sequence[tuple[EventLogEntry, dict[str, Any]]]) -> None:
         conn.execute(SqlEventLogStorageTable.insert(), [row for _, row in stored])
         # The first insert took the write lock, so the ids of this transaction are consecutive (rowid = max + 1).
@@ -114,13 +94,55 @@ class BatchingSqliteEventLogStorage(SqliteEventLogStorage):
         ids = range(last_id - len(stored) + 1, last_id + 1)
         events = [event for event, _ in stored]
         self._store_asset_event_tags(conn, events, ids)
-        # The asset's row only shows its newest event of each kind: the last one in the batch.
-        newest: dict[tuple[str, str], tuple[EventLogEntry, int]] = {}
-        for event, event_id in zip(events, ids, strict=True):
-            key = (event.get_dagster_event().event_type_value, str(event.get_dagster_event().asset_key))
-            newest[key] = (event, event_id)
-        for event, event_id in newest.values():
+        for event, event_id in newest_of_each(events, ids):
             self._store_asset_event(conn, event, event_id)
+
+
+def split_batch(events: Sequence[EventLogEntry]) -> tuple[list[EventLogEntry], list[EventLogEntry]]:
+    """Events of assets, which go to the catalog together, and the others, which are stored one by one.
+
+    Raises:
+        NotWritableInBatchError: An event of a kind that Dagster never batches.
+    """
+    kinds = {event.get_dagster_event().event_type for event in events}
+    if not kinds <= BATCH_WRITABLE_EVENTS:
+        names = sorted(kind.value for kind in kinds - BATCH_WRITABLE_EVENTS)
+        raise NotWritableInBatchError(f"event types {names} cannot be written in a batch")
+    of_assets: list[EventLogEntry] = []
+    singles: list[EventLogEntry] = []
+    for event in events:
+        dagster_event = event.get_dagster_event()
+        if dagster_event.is_asset_failed_to_materialize:
+            continue  # As Dagster's Postgres storage: no table of the open edition holds them.
+        if dagster_event.event_type in ASSET_EVENTS and dagster_event.asset_key is not None:
+            of_assets.append(event)
+        else:
+            singles.append(event)
+    return of_assets, singles
+
+
+def event_row(event: EventLogEntry, text: str, timestamp: Any) -> dict[str, Any]:
+    """The row of an asset's event in the event log; `timestamp` is what the storage makes of its time."""
+    dagster_event = event.get_dagster_event()
+    assert dagster_event.asset_key is not None
+    return {
+        "run_id": event.run_id,
+        "event": text,
+        "dagster_event_type": dagster_event.event_type_value,
+        "timestamp": timestamp,
+        "step_key": dagster_event.step_key,
+        "asset_key": dagster_event.asset_key.to_string(),
+        "partition": dagster_event.partition or None,
+    }
+
+
+def newest_of_each(events: Sequence[EventLogEntry], ids: Sequence[int]) -> list[tuple[EventLogEntry, int]]:
+    """The events that an asset's row shows: of each asset and kind the last one, in order of assets and kinds."""
+    newest: dict[tuple[str, str], tuple[EventLogEntry, int]] = {}
+    for event, event_id in zip(events, ids, strict=True):
+        dagster_event = event.get_dagster_event()
+        newest[str(dagster_event.asset_key), dagster_event.event_type_value] = (event, event_id)
+    return [newest[of] for of in sorted(newest)]
 
 
 def serialized(events: Sequence[EventLogEntry]) -> list[str]:

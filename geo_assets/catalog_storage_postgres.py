@@ -1,0 +1,105 @@
+"""Dagster's event storage on Postgres with cheaper batches and connections that are kept.
+
+Named in deploy/dagster.yaml. Nothing here knows about tiles; what is written is exactly what Dagster's own storage writes.
+Dagster's opens a connection for every statement, which costs more than the statement, and serializes a batch's events
+one by one with its general serializer, which costs more than storing them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dagster._core.events.log import EventLogEntry
+from dagster._core.storage.event_log.schema import SqlEventLogStorageTable
+from dagster._serdes import ConfigurableClassData
+from dagster_postgres.event_log import PostgresEventLogStorage
+from dagster_postgres.utils import create_pg_engine, get_token_provider_from_config, pg_url_from_config
+from sqlalchemy import event
+from sqlalchemy.exc import DisconnectionError
+
+from geo_assets.catalog_storage import event_row, newest_of_each, serialized, split_batch
+
+KEPT = 1
+"""Connections that an instance keeps: a run writes from one thread, and the server has but a hundred for everybody."""
+
+MOST = 20
+"""Connections beyond those, closed when they are given back: the daemon's threads at their busiest."""
+
+RECYCLE_S = 300
+"""Age at which a kept connection is replaced: below the idle limits of common proxies and load balancers."""
+
+
+class BatchingPostgresEventLogStorage(PostgresEventLogStorage):
+    """`PostgresEventLogStorage` whose `store_event_batch` is one transaction, over connections that are kept."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._engine = create_pg_engine(
+            self.postgres_url,
+            self._token_provider,
+            isolation_level="AUTOCOMMIT",
+            pool_size=KEPT,
+            max_overflow=MOST,
+            pool_recycle=RECYCLE_S,
+            # A server that was restarted costs one more round trip, not an error.
+            pool_pre_ping=True,
+        )
+        event.listen(self._engine, "connect", _note_process)
+        event.listen(self._engine, "checkout", _refuse_after_fork)
+
+    @classmethod
+    def from_config_value(  # type: ignore[override]
+        cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]
+    ) -> BatchingPostgresEventLogStorage:
+        """The storage of a dagster.yaml, with the configuration of Dagster's own."""
+        return cls(
+            inst_data=inst_data,
+            postgres_url=pg_url_from_config(config_value),
+            should_autocreate_tables=config_value.get("should_autocreate_tables", True),
+            token_provider=get_token_provider_from_config(config_value),
+        )
+
+    def store_event_batch(self, events: Sequence[EventLogEntry]) -> None:
+        """Store events of assets in one transaction: all of them are in the catalog, or none.
+
+        Args:
+            events: Materializations, observations, their plans and planned checks, of any number of runs.
+
+        Raises:
+            NotWritableInBatchError: An event of another kind; nothing was stored.
+        """
+        of_assets, singles = split_batch(events)
+        if of_assets:
+            rows = [
+                event_row(one, text, self._event_insert_timestamp(one))
+                for one, text in zip(of_assets, serialized(of_assets), strict=True)
+            ]
+            insert = SqlEventLogStorageTable.insert().returning(
+                SqlEventLogStorageTable.c.id, sort_by_parameter_order=True
+            )
+            with self.index_transaction() as conn:
+                ids = [int(row[0]) for row in conn.execute(insert, rows)]
+                self._store_asset_event_tags(conn, of_assets, ids)
+                # The asset's row last: it is locked until the transaction ends, and every other batch needs it.
+                for one, event_id in newest_of_each(of_assets, ids):
+                    self._store_asset_event(conn, one, event_id)
+        for one in singles:
+            self.store_event(one)
+
+    def dispose(self) -> None:
+        """Close what was kept."""
+        super().dispose()
+        self._engine.dispose()
+
+
+def _note_process(_: Any, record: Any) -> None:
+    record.info["pid"] = os.getpid()
+
+
+def _refuse_after_fork(_: Any, record: Any, fairy: Any) -> None:
+    # A connection belongs to the process that opened it: a forked child opens its own, and closes nothing of the parent's.
+    if record.info["pid"] != os.getpid():
+        record.dbapi_connection = fairy.dbapi_connection = None
+        raise DisconnectionError("the connection belongs to the process that was forked")
