@@ -35,6 +35,8 @@ class _Cache:
     url: httpx.URL
     place: str
     rests_until: float = 0.0
+    fault: str = ""
+    """Why it rests."""
 
 
 class HttpPurge:
@@ -118,7 +120,7 @@ class HttpPurge:
         for url, (host, path) in targets:
             now = self._clock()
             if now < cache.rests_until:
-                failed.append((url, "it could not be reached a moment ago"))
+                failed.append((url, cache.fault))
                 continue
             if now >= until:
                 failed.append((url, f"not done within {self._budget_s} s"))
@@ -133,8 +135,9 @@ class HttpPurge:
         try:
             answer = self._client.request("PURGE", cache.url.copy_with(raw_path=path), headers={"Host": host})
         except httpx.TransportError as error:
+            cache.fault = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             cache.rests_until = self._clock() + self._rest_s
-            return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            return cache.fault
         if answer.is_success or answer.status_code in (404, 410):
             return None
         return f"it answered {answer.status_code} {answer.reason_phrase}"[:200]

@@ -6,8 +6,9 @@ import socket
 from typing import Any
 
 from scripts.local_services.faults import ServiceFault
-from scripts.local_services.service import HOST, Service, program, write_private
+from scripts.local_services.service import CHECKOUT, HOST, Service, program, write_private
 
+_RULES = CHECKOUT / "deploy" / "varnish" / "rules.vcl"
 _VCL = """\
 vcl 4.1;
 
@@ -22,43 +23,7 @@ acl purgers {
     "::1";
 }
 
-sub vcl_recv {
-    # One entry a path and query, whatever name the cache is reached by: a purge names the cache, a browser the site.
-    if (req.method == "PURGE") {
-        if (client.ip !~ purgers) {
-            return (synth(405, "Purging is not allowed from here"));
-        }
-        return (purge);
-    }
-    if (req.method != "GET" && req.method != "HEAD") {
-        return (pass);
-    }
-    # A stream of events never ends and is nobody else's.
-    if (req.http.Accept ~ "text/event-stream") {
-        return (pass);
-    }
-    unset req.http.Cookie;
-    return (hash);
-}
-
-sub vcl_hash {
-    hash_data(req.url);
-    return (lookup);
-}
-
-sub vcl_backend_response {
-    # What the origin says, and not a moment longer, whatever stale-while-revalidate would allow.
-    set beresp.grace = 0s;
-    set beresp.keep = 0s;
-}
-
-sub vcl_deliver {
-    if (obj.hits > 0) {
-        set resp.http.X-Cache = "HIT";
-    } else {
-        set resp.http.X-Cache = "MISS";
-    }
-}
+include "%(rules)s";
 """
 
 
@@ -77,7 +42,7 @@ class Cache(Service):
         host, _, port = backend.rpartition(":")
         if not host or not port.isdigit():
             raise ServiceFault(f"cache: --backend is {backend!r}; it must be HOST:PORT of the tile server")
-        write_private(self.folder / "cache.vcl", _VCL % {"host": host.strip("[]"), "port": port})
+        write_private(self.folder / "cache.vcl", _VCL % {"host": host.strip("[]"), "port": port, "rules": _RULES})
 
     def command(self, state: dict[str, Any]) -> list[str]:
         return [

@@ -171,6 +171,7 @@ class _TileServer:
         """Whether a cache that keeps the answer is told when it changes: the request's URL is, to the letter, the one.
 
         Any other way to write it (a query, an escaped digit, another name of the host) would be an entry that stays.
+        A bare `?` at the end is the one that cannot be told from here: caches should drop it, as ours does.
         """
         asked = request.scope
         return (
