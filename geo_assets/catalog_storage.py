@@ -137,12 +137,12 @@ def event_row(event: EventLogEntry, text: str, timestamp: Any) -> dict[str, Any]
 
 
 def newest_of_each(events: Sequence[EventLogEntry], ids: Sequence[int]) -> list[tuple[EventLogEntry, int]]:
-    """The events that an asset's row shows: of each asset and kind the last one, in order of assets and kinds."""
+    """The events that an asset's row shows: of each asset and kind the last one, by asset and then as they came."""
     newest: dict[tuple[str, str], tuple[EventLogEntry, int]] = {}
     for event, event_id in zip(events, ids, strict=True):
         dagster_event = event.get_dagster_event()
         newest[str(dagster_event.asset_key), dagster_event.event_type_value] = (event, event_id)
-    return [newest[of] for of in sorted(newest)]
+    return [newest[of] for of in sorted(newest, key=lambda of: (of[0], newest[of][1]))]
 
 
 def serialized(events: Sequence[EventLogEntry]) -> list[str]:

@@ -1,6 +1,6 @@
 """Dagster's event storage on Postgres with cheaper batches and connections that are kept.
 
-Named in deploy/dagster.yaml. Nothing here knows about tiles; what is written is exactly what Dagster's own storage writes.
+Named in deploy/dagster.yaml. Nothing here knows about tiles; what is written is exactly what Dagster's storage writes.
 Dagster's opens a connection for every statement, which costs more than the statement, and serializes a batch's events
 one by one with its general serializer, which costs more than storing them.
 """
@@ -99,7 +99,7 @@ def _note_process(_: Any, record: Any) -> None:
 
 
 def _refuse_after_fork(_: Any, record: Any, fairy: Any) -> None:
-    # A connection belongs to the process that opened it: a forked child opens its own, and closes nothing of the parent's.
+    # A connection belongs to the process that opened it: a forked child opens its own, and leaves the parent's alone.
     if record.info["pid"] != os.getpid():
         record.dbapi_connection = fairy.dbapi_connection = None
         raise DisconnectionError("the connection belongs to the process that was forked")
