@@ -223,6 +223,19 @@ def test_a_named_profile_goes_before_the_environment(
     assert "the environment" in said_by(error, s3["AWS_SECRET_ACCESS_KEY"])
 
 
+def test_the_endpoint_of_the_settings_goes_before_the_environments(
+    s3: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = a_place(s3)
+    for variable in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.setenv(variable, "http://127.0.0.1:9")
+    store = opened(s3, url)
+    store.put("a", b"x")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3["GEO_ASSETS_S3_ENDPOINT"])
+    assert ObjectTileStore(url).get("a") == b"x"
+    assert store.delete(["a"]) == 1
+
+
 def test_credentials_that_run_out_are_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "give.py"
     script.write_text(

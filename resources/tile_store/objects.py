@@ -269,7 +269,8 @@ class ObjectTileStore:
         assert self._credentials is not None
         config = {"region": self._region_found()}
         if self._endpoint is not None:
-            config["endpoint"] = self._endpoint
+            # Both names, because obstore puts AWS_ENDPOINT_URL_S3 of the environment above the first.
+            config |= {"endpoint": self._endpoint, "aws_endpoint_url_s3": self._endpoint}
         return S3Store(self.bucket, config=config, credential_provider=self._ask, **common)
 
     def _ask(self) -> Any:
