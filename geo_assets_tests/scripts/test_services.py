@@ -470,9 +470,9 @@ def test_the_cache_serves_nothing_stale(cache: httpx.Client) -> None:
     assert cache.get("/stale").text != first
 
 
-def test_a_purge_forgets_every_variant_of_a_path_under_every_name(cache: httpx.Client) -> None:
+def test_a_purge_forgets_every_variant_of_a_path(cache: httpx.Client) -> None:
     def variants() -> list[str]:
-        sites = [{}, {"Origin": "https://a.example"}, {"Origin": "https://b.example", "Host": "tiles.example"}]
+        sites = [{}, {"Origin": "https://a.example"}, {"Origin": "https://b.example"}]
         return [cache.get("/varies", headers=site).text for site in sites]
 
     before = variants()

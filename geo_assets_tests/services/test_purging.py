@@ -241,8 +241,8 @@ def test_a_cache_keeps_a_tile_only_under_the_url_that_is_purged(site: Site) -> N
     for _ in range(2):
         answer = site.get(key, Host="another.example")
         assert (answer.headers["X-Cache"], answer.headers["Cache-Control"]) == ("MISS", "no-cache")
-    site.get(key, path + "?")
-    assert site.kept(key)
+    assert site.kept(key) or site.kept(key)
+    assert site.get(key, path + "?").headers["X-Cache"] == "HIT"
     immutable = site.get(key, f"{path}?v={site.world.state(key).revision}")
     assert "immutable" in immutable.headers["Cache-Control"]
     for url in (path.replace("/16/", "/17/"), "/tiles/16/0/99999.mvt"):
