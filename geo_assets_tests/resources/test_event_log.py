@@ -36,9 +36,13 @@ def delete_topic(log: EventLog, topic: str) -> None:
     log.delete_topic(topic)
 
 
+def expire(log: EventLog, topic: str) -> None:
+    log.enforce_retention(int(time.time() * 1000) + log.topics()[topic].retention_ms + 60_000)
+
+
 def sqlite_harness(folder: Path) -> LogHarness:
     opener = functools.partial(SqliteEventLog, folder / "event-log.db", session_timeout_s=1.0)
-    return LogHarness(open=opener, delete_topic=delete_topic, session_s=1.0)
+    return LogHarness(open=opener, delete_topic=delete_topic, session_s=1.0, expire=expire)
 
 
 class TestSqliteEventLog(EventLogContract):

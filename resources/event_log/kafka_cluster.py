@@ -342,11 +342,7 @@ class KafkaCluster:
     def all(self) -> dict[str, TopicSpec]:
         """Every topic with this prefix, but Kafka's own."""
         prefix = self.options.topic_prefix
-        try:
-            listed = self.admin().list_topics(timeout=self.options.request_timeout_s).topics
-        except KafkaException as raised:
-            self.admin().poll(0)
-            raise self.watch.explained(error_of(raised), "list topics") from None
+        listed = self._listed()
         partitions = {
             name: len(topic.partitions)
             for name, topic in listed.items()
@@ -356,6 +352,24 @@ class KafkaCluster:
             name[len(prefix) :]: self._spec(name[len(prefix) :], partitions[name], config)
             for name, config in self._configs(list(partitions)).items()
         }
+
+    def _listed(self) -> Mapping[str, Any]:
+        admin = self.admin()
+        admin.poll(0)
+        self.watch.forget()
+        deadline = time.monotonic() + self.options.request_timeout_s
+        while True:
+            try:
+                # In steps: a refused password is told at once, not after the whole time.
+                return admin.list_topics(timeout=max(0.1, min(1.0, deadline - time.monotonic()))).topics
+            except KafkaException as raised:
+                error = error_of(raised)
+            admin.poll(0)
+            refusal = self.watch.refusal()
+            if refusal is not None or time.monotonic() > deadline:
+                raise refusal or self.watch.unavailable("list topics", error)
+            if error.code() not in PASSING | {KafkaError._TIMED_OUT}:
+                raise self.watch.explained(error, "list topics")
 
     # Extents
 
@@ -383,10 +397,11 @@ class KafkaCluster:
     def _offsets(
         self, where: Sequence[TopicPartition], spec: OffsetSpec | None, doing: str
     ) -> tuple[dict[int, int], KafkaError | None]:
+        wanted: dict[TopicPartition, Any] = dict.fromkeys(where, spec)
         answers = self._ask(
             doing,
             lambda admin, timeout: admin.list_offsets(
-                dict.fromkeys(where, spec), isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=timeout
+                wanted, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=timeout
             ),
         )
         errors = [error for answer in answers.values() if (error := _error(answer)) is not None]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -86,7 +87,7 @@ class KafkaAppender:
         prepared = [self._prepare(topics[record.topic], record) for record in records]
         under_way = _Append(len(prepared))
         deadline = time.monotonic() + self._options.delivery_timeout_s + 2.0
-        producer = self._running()
+        producer = self._running(prepared[0]["topic"])
         self._watch.forget()
         for index, arguments in enumerate(prepared):
             self._send(producer, arguments, under_way.report(index), deadline)
@@ -173,7 +174,7 @@ class KafkaAppender:
             raise self._watch.explained(error_of(raised), f"append to {full_name}") from None
         time.sleep(0.02)
 
-    def _running(self) -> Producer:
+    def _running(self, full_name: str) -> Producer:
         with self._lock:
             if self._closed.is_set():
                 raise LogUnavailable(f"this client of {self._options.where} is closed")
@@ -200,6 +201,9 @@ class KafkaAppender:
                     },
                     options,
                 )
+                # Connects first: a producer that is given its first record meanwhile loses a second to a retry.
+                with suppress(KafkaException):
+                    producer.list_topics(full_name, timeout=2.0)
                 threading.Thread(
                     target=_serve, args=(producer, self._closed), name="kafka deliveries", daemon=True
                 ).start()

@@ -1,4 +1,16 @@
-"""What an event log promises. Adapters keep it; the contract suite in geo_assets_tests shows that they do."""
+r"""What an event log promises. Adapters keep it; the contract suite in geo_assets_tests shows that they do.
+
+Where a broker (Kafka) differs from the embedded log:
+- `append` checks all its records before it sends the first, so a refused record leaves nothing behind. From then on
+  each is acknowledged by itself: where LogUnavailable is raised, or the process is killed, some may be in the log.
+- Retention is the broker's own work and counts from a record's timestamp, not from when it was appended. It takes
+  timestamps from 1 on, and by default none more than an hour ahead.
+- `EventLog.commit` works while nobody reads in the group, or through a member that this very client opened.
+- A member that was killed is noticed when its session ends. What a group committed is forgotten when nobody has read in
+  it for a week (`offsets.retention.minutes`).
+- Offsets may have gaps: marks of other writers' transactions take one each.
+- Other writers' keys and headers need be no text: what is not UTF-8 is read with `\xff` escapes.
+"""
 
 from __future__ import annotations
 
@@ -141,14 +153,14 @@ class EventLog(Protocol):
         ...
 
     def append(self, records: Sequence[NewRecord]) -> list[Position]:
-        """Append all or none of them durably (in order per key) and say where they stand.
+        """Append all or none of them durably (in order per key) and say where they stand; see above for brokers.
 
         Raises:
             UnknownTopic: A topic was never declared.
             UnknownPartition: A record names a partition that its topic has not.
             InvalidRecord: A key or header cannot be stored; nothing was appended.
             RecordTooLarge: A record is over its topic's limit; nothing was appended.
-            LogUnavailable: Not now; nothing was acknowledged.
+            LogUnavailable: Not now; nothing was acknowledged. Appending them again is right: at least once.
         """
         ...
 
@@ -173,7 +185,13 @@ class EventLog(Protocol):
         ...
 
     def commit(self, group: str, topic: str, next_offsets: Mapping[int, int]) -> None:
-        """Set a group's offsets outright, for readers that keep their positions elsewhere and only show them here."""
+        """Set a group's offsets outright, for readers that keep their positions elsewhere and only show them here.
+
+        Raises:
+            UnknownTopic: The topic was never declared.
+            UnknownPartition: It has no such partition.
+            LogError: A broker refuses, as other processes are members of the group.
+        """
         ...
 
     def consumer(self, group: str, topics: Sequence[str], *, from_end: bool = False) -> Consumer:
