@@ -167,6 +167,28 @@ def test_thousands_are_listed_in_order_and_deleted_and_counted(store: ObjectTile
     assert list(store.list()) == []
 
 
+def test_a_deletion_of_many_counts_what_was_there_near_and_far(store: ObjectTileStore) -> None:
+    near = [f"tiles/10/1/{n}/1-ab" for n in range(120)]
+    others = [f"tiles/11/{n}/1/1-ab" for n in range(400)]
+    far = [f"tilesets/{n}/x" for n in range(30)]
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda name: store.put(name, b"x"), [*near, *others, *far]))
+    nothing = [f"tiles/1{n % 3}/{n}/7/9-cd" for n in range(60)]
+    assert store.delete([*far, *nothing, *near]) == 150
+    assert [o.name for o in store.list()] == sorted(others)
+    assert store.delete([*near, *nothing]) == 0
+    assert store.delete(others) == 400
+
+
+@pytest.mark.parametrize("last", ["0", " ", "-", "/0", "/ ", "\ue000", "a", "/a/0"])
+def test_a_deletion_of_many_finds_the_first_whatever_its_name_ends_with(store: ObjectTileStore, last: str) -> None:
+    names = [f"x/{n:02}{last}" for n in range(objects.LISTED_FROM)]
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda name: store.put(name, b"x"), names))
+    assert [o.name for o in store.list(names[0])] == [names[0]]
+    assert store.delete(names) == len(names)
+
+
 def test_many_threads_share_a_store(store: ObjectTileStore) -> None:
     def work(n: int) -> bool:
         name, data = f"t/{n}", str(n).encode() * 100

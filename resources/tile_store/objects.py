@@ -40,6 +40,8 @@ PAGE = 1_000
 """What S3 lists and deletes with one request."""
 LOOKS_AT_ONCE = 16
 """S3 does not say which of the objects of a deletion were there, so each is looked for first, so many at a time."""
+LISTED_FROM = 50
+"""From so many on a listing is tried first: what garbage collection deletes stands close together."""
 
 IMMUTABLE = "public, max-age=31536000, immutable"
 PRIVATE = "private, no-store"
@@ -196,7 +198,7 @@ class ObjectTileStore:
         wanted = [*dict.fromkeys(names)]
         for start in range(0, len(wanted), PAGE):
             batch = wanted[start : start + PAGE]
-            there = [name for name, found in zip(batch, self._looks(batch), strict=True) if found]
+            there = self._present(batch)
             try:
                 if there:
                     obstore.delete(self._writer, there)
@@ -333,14 +335,34 @@ class ObjectTileStore:
                 break
             self._bucket_seen = True
 
-    def _looks(self, names: Sequence[str]) -> Iterator[bool]:
-        if len(names) == 1:
-            return iter([self._there(names[0])])
+    def _present(self, names: Sequence[str]) -> list[str]:
+        """Those of the names that have an object."""
+        left, present = sorted(names), []
+        if len(left) >= LISTED_FROM:
+            reached, listed = self._listed(left)
+            present = [name for name in left if name in listed]
+            left = [name for name in left if reached is not None and name > reached]
+        if len(left) < 2:
+            return present + [name for name in left if self._there(name)]
         with self._lock:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(LOOKS_AT_ONCE, thread_name_prefix="tile-store")
             pool = self._pool
-        return pool.map(self._there, names)
+        return present + [name for name, there in zip(left, pool.map(self._there, left), strict=True) if there]
+
+    def _listed(self, names: Sequence[str]) -> tuple[str | None, set[str]]:
+        """The sorted names that a listing of twice as many finds, and how far it came (None: past the last)."""
+        folder = os.path.commonprefix([names[0], names[-1]]).rpartition("/")[0]  # noqa: RUF071
+        wanted, found = set(names), set[str]()
+        after = _just_before(folder, names[0].removeprefix(f"{folder}/" if folder else ""))
+        for seen, item in enumerate(self._in_order(folder, after), 1):
+            if item.name > names[-1]:
+                break
+            if item.name in wanted:
+                found.add(item.name)
+            if seen == 2 * len(names):
+                return item.name, found
+        return None, found
 
     def _delete_each(self, names: Sequence[str]) -> None:
         for name in names:
@@ -353,16 +375,16 @@ class ObjectTileStore:
 
     def _list(self, prefix: str) -> Iterator[StoredObject]:
         folder, _, begins = prefix.rpartition("/")
-        after = _just_before(folder, begins)
-        if self._by_bytes:
-            objects = (item for page in self._pages(folder, after) for item in page)
-        else:
-            objects = in_name_order(self._pages, folder, after)
-        for item in objects:
+        for item in self._in_order(folder, _just_before(folder, begins)):
             if item.name.startswith(prefix):
                 yield item
             elif item.name > prefix:
                 return
+
+    def _in_order(self, folder: str, after: str | None) -> Iterator[StoredObject]:
+        if self._by_bytes:
+            return (item for page in self._pages(folder, after) for item in page)
+        return in_name_order(self._pages, folder, after)
 
     def _pages(self, folder: str, after: str | None) -> Iterator[Sequence[StoredObject]]:
         try:
@@ -462,8 +484,8 @@ def _just_before(folder: str, begins: str) -> str | None:
     if not begins:
         return None
     last = ord(begins[-1]) - 1
-    if last == ord("/") and len(begins) == 1:
-        last = ord(".")
+    if last == ord("/") and begins[-2:-1] in ("", "/"):
+        last = ord(".")  # No part of a name is empty.
     if last < ord(" "):
         return None
     before = begins[:-1] + chr(0xD7FF if 0xD800 <= last < 0xE000 else last) + LAST
