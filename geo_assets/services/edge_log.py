@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 
 import structlog
 
+from geo_assets.events import topics
 from resources.event_log.protocol import EventLog, InvalidRecord, LogError, NewRecord, RecordTooLarge
 from resources.guard.protocol import Guard, GuardUnavailable
 
@@ -64,7 +65,9 @@ class Appender:
 
     Args:
         log: Where records go.
-        guard: Remembers webhook ids. It may be down: then a repetition is appended again, and ingest drops it.
+        guard: Remembers webhook ids. It may be down: then a repetition is appended again, and ingest drops it. What it
+            remembers of another log (one guard for two platforms, a log made anew) counts for nothing: a record is
+            left out only where this log has acknowledged it.
         guard_ttl_s: How long ids are remembered, seconds.
         on_append: Told seconds and records of every append (metrics); called in the writer's thread.
         on_guard_fault: Told of every failure of the guard.
@@ -89,6 +92,7 @@ class Appender:
         # Acknowledged ids that the guard has not been told yet; asked before it. In the writer's thread alone.
         self._unrecorded: dict[str, str] = {}
         self._recorded_at = 0.0
+        self._log_id: str | None = None
         self._stopping = False
 
     @property
@@ -234,11 +238,24 @@ class Appender:
         known = {key: self._unrecorded[key] for key in keys if key in self._unrecorded}
         if len(known) == len(keys) or time.monotonic() < self._guard_rests_until:
             return known
+        mark = self._mark()
+        if mark is None:
+            return known
         try:
-            return self._guard.get_many(keys) | known
+            found = self._guard.get_many(keys)
         except GuardUnavailable as error:
             self._guard_failed(error)
             return known
+        return {key: value.removeprefix(mark) for key, value in found.items() if value.startswith(mark)} | known
+
+    def _mark(self) -> str | None:
+        """What stands before every fingerprint: this log's identity; None while the log does not tell it."""
+        if self._log_id is None:
+            try:
+                self._log_id = self._log.topic_id(topics.RAW)
+            except LogError:
+                return None
+        return f"{self._log_id} "
 
     def _record(self) -> None:
         """Tell the guard of what was acknowledged. Where it does not answer, what is forgotten is left to ingest."""
@@ -246,8 +263,12 @@ class Appender:
         self._recorded_at = time.monotonic()
         if not fingerprints or time.monotonic() < self._guard_rests_until:
             return
+        mark = self._mark()
+        if mark is None:
+            return
         try:
-            self._guard.set_many_if_absent(fingerprints, self._guard_ttl_s)
+            marked = {key: mark + fingerprint for key, fingerprint in fingerprints.items()}
+            self._guard.set_many_if_absent(marked, self._guard_ttl_s)
         except GuardUnavailable as error:
             self._guard_failed(error)
 

@@ -6,14 +6,15 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import structlog
 
 from geo_assets.services import garbage, outbox
-from geo_assets.services.announce import sweep_announcements
+from geo_assets.services.announce import sweep_announcements, sweep_purges
 from geo_assets.services.dead_letters import now_ms
+from resources.guard.protocol import GuardUnavailable
 
 if TYPE_CHECKING:
     from geo_assets.stack import Stack
@@ -25,34 +26,63 @@ RETENTION_S = 300.0
 LEASE = "housekeeping"
 
 
-def sweep(stack: Stack) -> dict[str, int]:
-    """Pay what dead processes left; how much of each."""
-    return {
-        "hints": outbox.send_hints(stack),
-        "wide edits": len(outbox.plan_wide(stack)),
-        "imports": outbox.sweep_imports(stack),
-        "announcements": sweep_announcements(stack),
-    }
+def sweep(stack: Stack, quiet: outbox.QuietImports | None = None) -> dict[str, int]:
+    """Pay what dead processes left; how much of each. A port that is away costs its own tasks alone.
+
+    Args:
+        stack: The ports.
+        quiet: What this process has seen of imports, for while the guard cannot say which of them live.
+    """
+    return _each(
+        {
+            "hints": lambda: outbox.send_hints(stack),
+            "wide edits": lambda: len(outbox.plan_wide(stack)),
+            "imports": lambda: outbox.sweep_imports(stack, quiet),
+            "purges": lambda: sweep_purges(stack),
+            "announcements": lambda: sweep_announcements(stack),
+        }
+    )
 
 
 def enforce_retention(stack: Stack) -> dict[str, int]:
-    """Delete what is past its time; how much of each."""
+    """Delete what is past its time; how much of each. A port that is away costs its own tasks alone."""
     now = now_ms()
     kept_ms = 2 * stack.settings.retention_s * 1000
-    tombstones, keys = stack.features.expire(tombstones_before_ms=now - kept_ms, keys_before_ms=now - kept_ms)
-    return {
-        "records": sum(stack.log.enforce_retention().values()),
-        "objects": garbage.collect_objects(stack, now_ms=now),
-        "bodies": garbage.collect_inbox(stack, now_ms=now),
-        "tombstones": tombstones,
-        "applied keys": keys,
-        "guard keys": stack.guard.expire(),
-        "batches": stack.ledger.forget_batches(now - stack.settings.retention_s * 1000),
-    }
+
+    def features() -> int:
+        tombstones, keys = stack.features.expire(tombstones_before_ms=now - kept_ms, keys_before_ms=now - kept_ms)
+        return tombstones + keys
+
+    return _each(
+        {
+            "records": lambda: sum(stack.log.enforce_retention().values()),
+            "objects": lambda: garbage.collect_objects(stack, now_ms=now),
+            "bodies": lambda: garbage.collect_inbox(stack, now_ms=now),
+            "tombstones and applied keys": features,
+            "guard keys": lambda: stack.guard.expire(),
+            "batches": lambda: stack.ledger.forget_batches(now - stack.settings.retention_s * 1000),
+        }
+    )
+
+
+def _each(tasks: Mapping[str, Callable[[], int]]) -> dict[str, int]:
+    """Do each; one that fails is logged, counts as 0, and is tried again the next time."""
+    done: dict[str, int] = {}
+    for name, task in tasks.items():
+        try:
+            done[name] = task()
+        except Exception as fault:
+            log.warning("housekeeping failed, will try again", task=name, error=f"{type(fault).__name__}: {fault}")
+            done[name] = 0
+    return done
 
 
 class Housekeeper(threading.Thread):
-    """Does both in a thread of its own while it holds the lease; a task that fails is logged and tried again later."""
+    """Does both in a thread of its own while it holds the lease; a task that fails is logged and tried again later.
+
+    The lease only saves work: every task may be done by several processes at once. So while the guard is away, each of
+    them does it.
+    """
 
     def __init__(self, open_stack: Callable[[], Stack]) -> None:
         super().__init__(daemon=True, name="housekeeping")
@@ -69,17 +99,24 @@ class Housekeeper(threading.Thread):
         """Sweep and clean until asked to stop."""
         with self._open() as stack:
             next_retention = time.monotonic() + 30.0
+            quiet = outbox.QuietImports()
             while not self._stop_asked.wait(SWEEP_S):
                 try:
-                    lease = stack.guard.acquire(LEASE, self._owner, SWEEP_S * 4)
-                    if lease is None:
+                    if not self._is_mine(stack):
                         continue
-                    self._say(sweep(stack))
+                    self._say(sweep(stack, quiet))
                     if time.monotonic() >= next_retention:
                         next_retention = time.monotonic() + RETENTION_S
                         self._say(enforce_retention(stack))
                 except Exception as fault:
                     log.warning("housekeeping failed, will try again", error=f"{type(fault).__name__}: {fault}")
+
+    def _is_mine(self, stack: Stack) -> bool:
+        try:
+            return stack.guard.acquire(LEASE, self._owner, SWEEP_S * 4) is not None
+        except GuardUnavailable as fault:
+            log.warning("housekeeping goes on without its lease", error=str(fault))
+            return True
 
     @staticmethod
     def _say(done: dict[str, int]) -> None:

@@ -21,6 +21,7 @@ from geo_assets.services.pool import TaskFailed, WorkerPool
 from geo_assets.services.reading.reading import Reading, ReadingError, Unfit
 from geo_assets.services.valid_edits import edit_of
 from resources.feature_store.protocol import Change, Edit, OutboxRow
+from resources.guard.protocol import GuardUnavailable, Lease
 from resources.ledger.protocol import Manifest
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def import_reading(
         ahead=AHEAD,
     )
     plan = DirtyPlan(stack.layers, settings.edit_cap, manifest=manifest_id)
-    lease = stack.guard.acquire(outbox.IMPORT_LEASE + manifest_id, manifest_id, LEASE_S)
+    lease = _hold(stack, manifest_id, None)
 
     def tasks() -> Iterator[list[FeatureTask]]:
         chunk: list[FeatureTask] = []
@@ -136,6 +137,19 @@ def import_reading(
         unchanged.update(change.edit.event_key for change, is_same in zip(changes, same, strict=True) if is_same)
         return plan([change for change, is_same in zip(changes, same, strict=True) if not is_same])
 
+    def taken_for_dead() -> None:
+        # Its lease was lost (guard away or flushed) and a sweep marked what was collected so far. What was stored since
+        # is not answered by those marks, and tiles collected before are not collected again: all of them are marked
+        # anew, and collecting starts over.
+        nonlocal manifest_id, plan
+        log.warning("import was taken for dead; its tiles are marked again", manifest=manifest_id)
+        again = f"{manifest_id}-again"
+        stack.ledger.write_manifest(again, reading.path.name, "import", sorted(plan.known))
+        done.manifest = stack.ledger.mark_manifest(again)
+        outbox.finish_manifest(stack, manifest_id, reading.path.name, "import")
+        manifest_id = f"import-{uuid.uuid4().hex[:12]}"
+        plan = DirtyPlan(stack.layers, settings.edit_cap, manifest=manifest_id)
+
     def store() -> None:
         nonlocal lease
         letters = [_letter(at, one.index, one.raw, one.refused) for one in results if one.refused is not None]
@@ -154,14 +168,15 @@ def import_reading(
                     )  # fmt: skip
                     letters.append(_letter(at, index, raw, fault))
             plan.known |= plan.fresh
+            if outbox.manifest_or_none(stack, manifest_id) is not None:
+                taken_for_dead()
         write_dead_letters(stack, letters)
         for letter in letters:
             done.refused[letter.reason] = done.refused.get(letter.reason, 0) + 1
         edits.clear()
         results.clear()
         raws.clear()
-        if lease is not None:
-            lease = stack.guard.renew(lease, LEASE_S)
+        lease = _hold(stack, manifest_id, lease)
         progress(done)
 
     try:
@@ -184,12 +199,23 @@ def import_reading(
     finally:
         pool.close()
         done.left_out = dict(reading.left_out)
-        done.manifest = outbox.finish_manifest(stack, manifest_id, reading.path.name, "import")
+        done.manifest = outbox.finish_manifest(stack, manifest_id, reading.path.name, "import") or done.manifest
         outbox.plan_wide(stack)
         if lease is not None:
-            stack.guard.release(lease)
+            outbox.let_go(stack, lease)
         progress(done)
     return done
+
+
+def _hold(stack: Stack, manifest_id: str, lease: Lease | None) -> Lease | None:
+    """The lease that keeps sweeps away, renewed or taken again; while the guard is away the import goes on without."""
+    name = outbox.IMPORT_LEASE + manifest_id
+    try:
+        held = stack.guard.renew(lease, LEASE_S) if lease is not None and lease.name == name else None
+        return held or stack.guard.acquire(name, manifest_id, LEASE_S)
+    except GuardUnavailable as fault:
+        log.warning("import goes on without its lease", manifest=manifest_id, error=str(fault))
+        return lease
 
 
 def _same(change: Change) -> bool:

@@ -6,7 +6,8 @@ Rows go only when the log or the ledger has acknowledged them; sending one twice
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from geo_assets.tiles.tile import HALF_WORLD
 from geo_assets.tiles.zooms import to_mercator
 from resources.event_log.protocol import NewRecord
 from resources.feature_store.protocol import OutboxRow
+from resources.guard.protocol import GuardUnavailable, Lease
 from resources.ledger.protocol import Manifest, UnknownManifest
 
 if TYPE_CHECKING:
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 PAGE = 5_000
+QUIET_S = 600.0
+"""How long an import stores nothing before it is taken for dead while the guard cannot say: a transaction of 2,500
+edits takes seconds, the slowest validation of a chunk minutes."""
 IMPORT_LEASE = "import:"
 """A guard lease of this name and the manifest's id says that an import still collects its tiles."""
 
@@ -50,18 +55,29 @@ def send_hints(stack: Stack) -> int:
 
 
 def finish_manifest(stack: Stack, manifest_id: str, title: str, kind: str, parameters: str = "{}") -> Manifest | None:
-    """Write the tiles collected for a manifest into the ledger, mark them and delete the rows; None without tiles."""
-    try:
-        manifest: Manifest | None = stack.ledger.manifest(manifest_id)
-    except UnknownManifest:
-        manifest = None
+    """Write the tiles collected for a manifest into the ledger, mark them and delete the rows; None without tiles.
+
+    Where it was marked before, which an import taken for dead brings about, what was collected since is marked as a
+    manifest of its own: edits stored after a mark are not answered by it.
+    """
+    manifest = manifest_or_none(stack, manifest_id)
     rows = stack.features.owed(10_000_000, kind="manifest", group=manifest_id)
-    if rows and (manifest is None or manifest.state == "writing"):
+    if rows and (manifest is None or manifest.state not in ("cancelled", "refused")):
+        if manifest is not None and manifest.state != "writing":
+            manifest_id = f"{manifest_id}-{max(row.id for row in rows)}"
         stack.ledger.write_manifest(manifest_id, title, kind, sorted({row.key for row in rows}), parameters=parameters)
         manifest = stack.ledger.mark_manifest(manifest_id)
     if rows:
         stack.features.pay([row.id for row in rows])
     return manifest
+
+
+def manifest_or_none(stack: Stack, manifest_id: str) -> Manifest | None:
+    """A manifest of the ledger; None where there is none of that id."""
+    try:
+        return stack.ledger.manifest(manifest_id)
+    except UnknownManifest:
+        return None
 
 
 def plan_wide(stack: Stack) -> list[Manifest]:
@@ -86,12 +102,9 @@ def _wide_manifest(stack: Stack, row: OutboxRow) -> Manifest:
     zooms_asked = sorted({zoom for _, zooms in areas for zoom in zooms})
     manifest_id, title = f"wide-{event_key[:24]}", f"edit of {row.key}, zooms {zooms_asked}"
     parameters = json.dumps({"feature": row.key, "zooms": zooms_asked})
-    try:
-        manifest = stack.ledger.manifest(manifest_id)
-        if manifest.state != "writing":
-            return manifest
-    except UnknownManifest:
-        pass
+    manifest = manifest_or_none(stack, manifest_id)
+    if manifest is not None and manifest.state != "writing":
+        return manifest
     if not complete or len(keys) > cap:
         problem = (
             f"more than {cap:,} tiles at zooms {', '.join(map(str, zooms_asked))} (GEO_ASSETS_MANIFEST_CAP); "
@@ -127,17 +140,66 @@ def known_tiles(stack: Stack, geometry: Any, zooms: Sequence[int]) -> list[str]:
     return [keys[i] for i in np.flatnonzero(shapely.intersects(drawn, boxes)).tolist()]
 
 
-def sweep_imports(stack: Stack) -> int:
-    """Finish manifests whose import died before it could; how many."""
-    groups = {row.group for row in stack.features.owed(PAGE, kind="manifest")}
+class QuietImports:
+    """Which imports have added nothing for so long that they must be dead, by what one process has seen of them.
+
+    Args:
+        after_s: How long one must have been quiet, seconds.
+        clock: Seconds that only go forward.
+    """
+
+    def __init__(self, after_s: float = QUIET_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._after_s, self._clock = after_s, clock
+        self._seen: dict[str, tuple[int, float]] = {}
+        """Newest row of each import, and when it was first seen to be the newest."""
+
+    def look(self, newest: Mapping[str, int]) -> set[str]:
+        """Those that are quiet, of the imports that have rows now, each with its newest row."""
+        now = self._clock()
+        self._seen = {
+            group: self._seen[group] if self._seen.get(group, (-1, 0.0))[0] == row else (row, now)
+            for group, row in newest.items()
+        }
+        return {group for group, (_, since) in self._seen.items() if now - since >= self._after_s}
+
+
+def sweep_imports(stack: Stack, quiet: QuietImports | None = None) -> int:
+    """Finish manifests whose import died before it could; how many.
+
+    A live import holds a lease. While the guard is away nobody can see it: then one that has added nothing for minutes
+    is finished. An import that was only slow notices, and marks anew what it stores after that.
+    """
+    groups = sorted({row.group for row in stack.features.owed(PAGE, kind="manifest")})
     finished = 0
-    for group in groups:
-        lease = stack.guard.acquire(IMPORT_LEASE + group, "sweep", 60)
-        if lease is None:
-            continue
-        try:
-            finish_manifest(stack, group, "import that was interrupted", "import")
+    try:
+        for group in groups:
+            lease = stack.guard.acquire(IMPORT_LEASE + group, "sweep", 60)
+            if lease is None:
+                continue
+            try:
+                _finish_import(stack, group)
+                finished += 1
+            finally:
+                let_go(stack, lease)
+    except GuardUnavailable as fault:
+        silent: set[str] = set()
+        if quiet is not None:
+            owed = {group: stack.features.owed(10_000_000, kind="manifest", group=group) for group in groups}
+            silent = quiet.look({group: rows[-1].id for group, rows in owed.items() if rows})
+        log.warning("cannot see which imports live", imports=len(groups), taken_for_dead=len(silent), error=str(fault))
+        for group in silent:
+            _finish_import(stack, group)
             finished += 1
-        finally:
-            stack.guard.release(lease)
     return finished
+
+
+def _finish_import(stack: Stack, group: str) -> None:
+    finish_manifest(stack, group, "import that was interrupted", "import")
+
+
+def let_go(stack: Stack, lease: Lease) -> None:
+    """Give a lease back; where the guard is away it ends by itself."""
+    try:
+        stack.guard.release(lease)
+    except GuardUnavailable as fault:
+        log.warning("lease not given back", lease=lease.name, error=str(fault))
