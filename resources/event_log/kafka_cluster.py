@@ -28,7 +28,7 @@ from confluent_kafka.admin import (
     ResourceType,  # pyright: ignore[reportPrivateImportUsage]
 )
 
-from resources.event_log.kafka_faults import DENIED, PASSING, UNKNOWN_TOPIC, Quiet, Watch, error_of
+from resources.event_log.kafka_faults import DENIED, PASSING, UNKNOWN_TOPIC, Watch, error_of
 from resources.event_log.kafka_options import USERNAME, KafkaOptions
 from resources.event_log.protocol import Extent, LogError, LogUnavailable, TopicSpec, UnknownPartition, UnknownTopic
 
@@ -65,7 +65,7 @@ def base_settings(options: KafkaOptions, watch: Watch) -> dict[str, Any]:
         **options.security,
         "client.id": "geo-assets",
         "error_cb": watch.heard,
-        "logger": Quiet(),
+        "logger": watch,
         # A restarted broker is found within a second of its being up; the default grows to ten.
         "reconnect.backoff.ms": 50,
         "reconnect.backoff.max.ms": 1_000,

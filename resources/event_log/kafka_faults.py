@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from typing import Any
 
@@ -51,17 +52,8 @@ _REFUSALS = frozenset({KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATIO
 _HEARD = _REFUSALS | {KafkaError._RESOLVE, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}
 
 
-class Quiet:
-    """Takes librdkafka's own log lines, which it would write to standard error, as debug lines of `librdkafka`."""
-
-    def log(self, level: int, message: str, *args: Any) -> None:
-        """Pass a line on. An outage is told by errors, once; here it comes many times a second."""
-        del level
-        logging.getLogger("librdkafka").debug(message, *args)
-
-
 class Watch:
-    """Listens to a client's errors, so that a call that got no answer can say why."""
+    """Listens to a client's errors and log lines, so that a call that got no answer can say why."""
 
     def __init__(self, options: KafkaOptions) -> None:
         self._options = options
@@ -82,6 +74,17 @@ class Watch:
                 self.down = True
             else:
                 self._last = error.str()
+
+    def log(self, level: int, message: str, *args: Any) -> None:
+        """Take a log line of the client library, which would write it to standard error: `logger` of its settings.
+
+        It goes on as a debug line of `librdkafka`: an outage is told by errors, once, and here many times a second.
+        """
+        del level
+        logging.getLogger("librdkafka").debug(message, *args)
+        if args and args[0] == "FAIL":
+            with self._lock:
+                self._last = re.sub(r"^\[thrd:.*?\]: ", "", str(args[-1]))
 
     def forget(self) -> None:
         """What was heard before counts no more."""
@@ -108,7 +111,7 @@ class Watch:
         if refusal is not None:
             return refusal
         why = self._last or (error.str() if error is not None else "")
-        hint = f"; is {PROTOCOL} right?" if "security.protocol" in why or "disconnected" in why.lower() else ""
+        hint = f"; is {PROTOCOL} right?" if "security.protocol" in why or "closed by peer" in why else ""
         return LogUnavailable(f"{self._options.where} does not answer ({doing}){': ' if why else ''}{_line(why)}{hint}")
 
     def explained(self, error: KafkaError, doing: str) -> LogError:
