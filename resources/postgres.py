@@ -10,6 +10,7 @@ options: `ALTER ROLE … SET search_path = <schema>, public`. Besides that path 
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -59,6 +60,7 @@ _TRANSIENT = (
     TooManyRequests,
     errors.ReadOnlySqlTransaction,
 )
+_ATTEMPT = re.compile(r'connection (to server (at|on) "[^"]*"( \([^)]*\))?, port \d+ )?failed: ')
 _MISSING = (errors.UndefinedTable, errors.UndefinedColumn, errors.UndefinedFunction, errors.InvalidSchemaName)
 
 
@@ -198,6 +200,4 @@ def _one_line(error: Exception) -> str:
     primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
     text = " ".join((primary or str(error) or type(error).__name__).split())
     # libpq names the server in front of each attempt; the message around this one does so already.
-    _, found, rest = text.partition(" failed: ")
-    text = rest if found else text
-    return text.removeprefix("FATAL: ").strip()[:300]
+    return _ATTEMPT.sub("", text).replace("FATAL: ", "").strip()[:300]

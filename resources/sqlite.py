@@ -12,9 +12,10 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
+from urllib.parse import quote
 
 T = TypeVar("T")
 
@@ -42,6 +43,9 @@ class _Connection(sqlite3.Connection):
 
 _abandoned: list[object] = []
 """Connections that a fork brought into a child. Using or closing one there would damage the parent's; they are kept."""
+VERSION_QUERY = "SELECT max(version) FROM schema_version"
+"""Answers the version of a file's schema; an adapter may keep it elsewhere."""
+
 _open_files: weakref.WeakSet[SqliteFile] = weakref.WeakSet()
 
 
@@ -60,11 +64,12 @@ class SqliteFile:
     Args:
         path: The file; its folder is made when it is missing.
         schema: Statements that make the tables; each must bear being run again.
-        version: Of the schema. A file of a newer one is refused.
+        version: Of the schema. A file of a newer one is refused, one of an older one is brought up to date.
         synchronous: FULL syncs the disk at every commit; NORMAL leaves the last commits to a power failure.
         unavailable: The caller's error for what may pass: disk full, read-only, locked too long.
         failed: The caller's error for what does not: a damaged file, one of a newer version.
         lock_timeout_s: How long another process may hold the write lock before it is `unavailable`.
+        steps: By version, the statements that bring a file of the version before to it; a transaction each.
     """
 
     def __init__(
@@ -77,9 +82,11 @@ class SqliteFile:
         unavailable: type[Exception],
         failed: type[Exception],
         lock_timeout_s: float,
+        steps: Mapping[int, Sequence[str]] | None = None,
     ) -> None:
         self.path = Path(path).absolute()
         self._schema, self._version = schema, version
+        self._steps = steps or {}
         self._synchronous: Synchronous = synchronous
         self._unavailable, self._failed = unavailable, failed
         self._lock_timeout_s = lock_timeout_s
@@ -180,20 +187,40 @@ class SqliteFile:
             # read would wait for whoever writes.
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             connection.execute("PRAGMA journal_mode = WAL")
-        tables = connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'schema_version'").fetchone()[0]
-        found = connection.execute("SELECT max(version) FROM schema_version").fetchone()[0] if tables else None
+        found = self._found_version(connection)
         if found is None:
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("CREATE TABLE IF NOT EXISTS schema_version (version INTEGER PRIMARY KEY) STRICT")
-            for statement in self._schema.split(";"):
-                if statement.strip():
-                    connection.execute(statement)
-            connection.execute("INSERT OR IGNORE INTO schema_version VALUES (?)", (self._version,))
+            # Asked again under the lock: an older program may have made its tables meanwhile.
+            if connection.execute("SELECT max(version) FROM schema_version").fetchone()[0] is None:
+                for statement in self._schema.split(";"):
+                    if statement.strip():
+                        connection.execute(statement)
+                connection.execute("INSERT INTO schema_version VALUES (?)", (self._version,))
             connection.execute("COMMIT")
-        elif found > self._version:
-            raise self._failed(
-                f"{self.path} has schema version {found}, this program knows up to {self._version}: use a newer one"
-            )
+        self._bring_up_to_date(connection)
+
+    def _bring_up_to_date(self, connection: sqlite3.Connection) -> None:
+        """Take each step that is missing; a file of a newer version is refused."""
+        while (found := self._found_version(connection) or 0) != self._version:
+            if found > self._version:
+                raise self._failed(
+                    f"{self.path} has schema version {found}, this program knows up to {self._version}: use a newer one"
+                )
+            connection.execute("BEGIN IMMEDIATE")
+            # Another process may have taken the step while this one waited for the lock.
+            if self._found_version(connection) == found:
+                for statement in self._steps[found + 1]:
+                    connection.execute(statement)
+                self._note_version(connection, found + 1)
+            connection.execute("COMMIT")
+
+    def _found_version(self, connection: sqlite3.Connection) -> int | None:
+        """The file's version; None where it has no tables yet."""
+        return _answer(connection, VERSION_QUERY)
+
+    def _note_version(self, connection: sqlite3.Connection, version: int) -> None:
+        connection.execute("INSERT INTO schema_version VALUES (?)", (version,))
 
     def _begin(self, connection: sqlite3.Connection, synchronous: Synchronous) -> sqlite3.Connection:
         self._set_synchronous(connection, synchronous)
@@ -239,3 +266,26 @@ class SqliteFile:
         _abandoned.extend((self._local, *self._connections))
         self._local = threading.local()
         self._connections = weakref.WeakSet()
+
+
+def file_version(path: Path, query: str = VERSION_QUERY) -> int:
+    """The version of a file's schema, without opening it for anything else; 0 where there is no file, or no table.
+
+    Args:
+        path: Of the database.
+        query: What answers it.
+    """
+    if not path.exists():
+        return 0
+    with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as connection:
+        return _answer(connection, query) or 0
+
+
+def _answer(connection: sqlite3.Connection, query: str) -> int | None:
+    try:
+        row = connection.execute(query).fetchone()
+    except sqlite3.OperationalError as error:
+        if "no such table" in str(error):
+            return None
+        raise
+    return row[0] if row else None

@@ -1,6 +1,7 @@
-"""Tables of the stack that the settings choose: which steps they lack, and bringing them up to date.
+"""Tables of the stack that the settings choose: their versions, which steps they lack, bringing them up to date.
 
-Only what is in Postgres is migrated here. The embedded adapters' files are migrated when they are opened.
+In Postgres they are migrated here and nowhere else. The embedded adapters' files are migrated whenever they are opened;
+here they only are opened on purpose, so that the first start after an update is not the one that waits for it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from geo_assets.settings import Settings
     from resources.migrations import Migration
 
@@ -22,6 +25,18 @@ class Migrated(NamedTuple):
     after: int
 
 
+class Version(NamedTuple):
+    """A component's tables: where they are, of which version, and which one this program works with."""
+
+    component: str
+    where: str
+    found: int
+    """0 where there is none yet."""
+    known: int
+    made_when_opened: bool
+    """An embedded adapter's file: opening it makes it and brings it up to date."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Component:
     name: str
@@ -30,14 +45,23 @@ class _Component:
     migrations: Sequence[Migration]
 
 
+@dataclass(frozen=True, slots=True)
+class _File:
+    name: str
+    path: Path
+    query: str
+    known: int
+
+
 def migrate_all(settings: Settings) -> list[Migrated]:
-    """Apply every step that is missing; nothing to do where nothing is in Postgres.
+    """Apply every step that is missing. A file that is not there yet is left to its first opening.
 
     Raises:
         SchemaTooNew: Tables are of a later version than this program knows.
         ConfigurationError: Postgres cannot be reached, or refuses; the setting is named.
     """
     from geo_assets.configuration import ConfigurationError
+    from geo_assets.stack import Stack
     from resources.migrations import migrate
     from resources.postgres import explained
 
@@ -47,51 +71,103 @@ def migrate_all(settings: Settings) -> list[Migrated]:
             applied = migrate(each.url, settings.postgres_schema, each.name, each.migrations)
         after = len(each.migrations)
         done.append(Migrated(each.name, after - len(applied), after))
+    before = {file.name: found for file in _files(settings) if (found := _version_of(file))}
+    with Stack(settings) as stack:
+        # Opening one is all it takes.
+        if "feature_store" in before:
+            _ = stack.features
+        if "ledger" in before:
+            _ = stack.ledger
+    done.extend(Migrated(file.name, before[file.name], file.known) for file in _files(settings) if file.name in before)
     return done
 
 
-def pending(settings: Settings) -> dict[str, int]:
-    """Steps that each component's tables lack.
+def versions(settings: Settings) -> list[Version]:
+    """Versions of each component's tables; nothing is changed.
 
     Raises:
-        SchemaTooNew: Tables are of a later version than this program knows.
         ConfigurationError: Postgres cannot be reached; the setting is named.
     """
     import psycopg
 
     from geo_assets.configuration import ConfigurationError
-    from resources.migrations import SchemaTooNew, version
-    from resources.postgres import conninfo, explained
+    from resources.migrations import version
+    from resources.postgres import conninfo, explained, where
 
-    lacking: dict[str, int] = {}
+    found: list[Version] = []
     for each in _components(settings):
         with explained(ConfigurationError, each.setting, each.url), psycopg.connect(conninfo(each.url)) as connection:
-            found = version(connection, settings.postgres_schema, each.name)
-        if found > len(each.migrations):
+            stands = version(connection, settings.postgres_schema, each.name)
+        place = f"{where(each.url)}, schema {settings.postgres_schema}"
+        found.append(Version(each.name, place, stands, len(each.migrations), made_when_opened=False))
+    for file in _files(settings):
+        found.append(Version(file.name, str(file.path), _version_of(file), file.known, made_when_opened=True))
+    return found
+
+
+def pending(settings: Settings) -> dict[str, int]:
+    """Steps that each component's tables lack; none for a file that is not there yet.
+
+    Raises:
+        SchemaTooNew: Tables are of a later version than this program knows.
+        ConfigurationError: Postgres cannot be reached; the setting is named.
+    """
+    from resources.migrations import SchemaTooNew
+
+    lacking: dict[str, int] = {}
+    for each in versions(settings):
+        if each.found > each.known:
             raise SchemaTooNew(
-                f"{each.name} in schema {settings.postgres_schema} is of version {found}, this program knows up to "
-                f"{len(each.migrations)}: use a newer one"
+                f"{each.component} in {each.where} has version {each.found}, this program knows up to {each.known}: "
+                "use a newer one"
             )
-        lacking[each.name] = len(each.migrations) - found
+        lacking[each.component] = 0 if each.made_when_opened and not each.found else each.known - each.found
     return lacking
 
 
 def _components(settings: Settings) -> list[_Component]:
-    from resources.feature_store import postgis_schema as store
-    from resources.ledger import postgres_schema as ledger
+    from resources.feature_store import postgis_schema
+    from resources.ledger import postgres_schema
 
     found: list[_Component] = []
     for name, own, setting, migrations in (
         (
-            store.COMPONENT,
+            postgis_schema.COMPONENT,
             settings.feature_store_url,
             "GEO_ASSETS_FEATURE_STORE_URL",
-            store.MIGRATIONS,
+            postgis_schema.MIGRATIONS,
         ),
-        (ledger.COMPONENT, settings.ledger_url, "GEO_ASSETS_LEDGER_URL", ledger.MIGRATIONS),
+        (postgres_schema.COMPONENT, settings.ledger_url, "GEO_ASSETS_LEDGER_URL", postgres_schema.MIGRATIONS),
     ):
         url = own or settings.postgres_url
         if url is not None:
             named = setting if own is not None else "GEO_ASSETS_POSTGRES_URL"
             found.append(_Component(name, named, url.get_secret_value(), migrations))
     return found
+
+
+def _files(settings: Settings) -> list[_File]:
+    from resources.feature_store import gpkg_schema
+    from resources.ledger import sqlite_schema
+    from resources.sqlite import VERSION_QUERY
+
+    found: list[_File] = []
+    if (settings.feature_store_url or settings.postgres_url) is None:
+        path = settings.home / "features.gpkg"
+        found.append(_File("feature_store", path, gpkg_schema.VERSION_QUERY, gpkg_schema.VERSION))
+    if (settings.ledger_url or settings.postgres_url) is None:
+        found.append(_File("ledger", settings.home / "ledger.db", VERSION_QUERY, sqlite_schema.VERSION))
+    return found
+
+
+def _version_of(file: _File) -> int:
+    """Version of a file's tables; 0 where there is none."""
+    import sqlite3
+
+    from geo_assets.configuration import ConfigurationError
+    from resources.sqlite import file_version
+
+    try:
+        return file_version(file.path, file.query)
+    except sqlite3.Error as fault:
+        raise ConfigurationError(f"{file.path} is damaged or no database of ours: {fault}") from None

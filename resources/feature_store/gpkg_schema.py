@@ -13,6 +13,7 @@ from resources.feature_store.gpkg_geometry import SRS_ID, register_functions
 from resources.snapshots import SnapshotFile
 
 VERSION = 1
+VERSION_QUERY = "SELECT value FROM ga_meta WHERE name = 'schema'"
 APPLICATION_ID = 0x47504B47  # "GPKG"
 USER_VERSION = 10_300  # 1.3.0: what GDAL of Debian 12 opens without a warning
 
@@ -122,31 +123,28 @@ class GeoPackageFile(SnapshotFile):
     def _prepare(self, connection: sqlite3.Connection) -> None:
         if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
             connection.execute("PRAGMA journal_mode = WAL")
-        if self._found(connection) is not None:
-            return
-        connection.execute("BEGIN IMMEDIATE")
-        if self._found(connection) is None:
-            _make(connection)
-        connection.execute("COMMIT")
-        # GDAL looks for the application id in the file itself, and would miss it in the write-ahead log.
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        if self._found_version(connection) is None:
+            connection.execute("BEGIN IMMEDIATE")
+            if self._found_version(connection) is None:
+                _make(connection)
+            connection.execute("COMMIT")
+            # GDAL looks for the application id in the file itself, and would miss it in the write-ahead log.
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self._bring_up_to_date(connection)
 
-    def _found(self, connection: sqlite3.Connection) -> int | None:
+    def _found_version(self, connection: sqlite3.Connection) -> int | None:
         tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if not tables:
             return None
-        found = None
-        if "ga_meta" in tables:
-            found = connection.execute("SELECT value FROM ga_meta WHERE name = 'schema'").fetchone()
+        found = connection.execute(VERSION_QUERY).fetchone() if "ga_meta" in tables else None
         if found is None:
             raise self._failed(
                 f"{self.path} is a database of somebody else's, with tables {', '.join(sorted(tables)[:5])}"
             )
-        if found[0] > VERSION:
-            raise self._failed(
-                f"{self.path} has schema version {found[0]}, this program knows up to {VERSION}: use a newer one"
-            )
         return found[0]
+
+    def _note_version(self, connection: sqlite3.Connection, version: int) -> None:
+        connection.execute("UPDATE ga_meta SET value = ? WHERE name = 'schema'", (version,))
 
 
 def _make(connection: sqlite3.Connection) -> None:
