@@ -112,6 +112,21 @@ class World:
         (outcome,) = self.ingest.work([record])
         return outcome
 
+    def retention_takes(self, topic: str) -> None:
+        """Everything that a topic holds now is past its retention."""
+        log, servers = self.stack.log, self.settings.kafka_servers
+        if servers is None:
+            log.enforce_retention(now_ms=2**50)
+            return
+        from confluent_kafka import TopicPartition
+        from confluent_kafka.admin import AdminClient
+
+        name = self.settings.kafka_topic_prefix + topic
+        ends = [TopicPartition(name, partition, extent.end) for partition, extent in log.extents(topic).items()]
+        admin = AdminClient({"bootstrap.servers": servers})  # Kept: what it promised never comes once it is gone.
+        for deleted in admin.delete_records(ends).values():
+            deleted.result()
+
     # -- between -----------------------------------------------------------------------------------------------------
     def mark_hints(self) -> int:
         """What the sensor does first: raise the marks of the hints in the log."""

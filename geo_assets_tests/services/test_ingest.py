@@ -286,7 +286,7 @@ def test_rule_1_records_that_retention_took_unread_are_counted_and_the_rest_is_r
         pass
     for number in range(8):
         world.send(feature(10 + number, 1), event_id=f"lost{number}")
-    world.stack.log.enforce_retention(now_ms=2**50)
+    world.retention_takes(topics.RAW)
     world.send(feature(100, 1), event_id="new")
     before = module.LOST._value.get()
     stop = threading.Event()
