@@ -42,14 +42,14 @@ def _shown(columns: str) -> str:
 
 # What is of one width travels as strings of bytes, which numpy reads as a whole: Python sees a row a box here, a row a
 # feature below.
-_DIGESTS = f"""SELECT b.number, p.digests, p.vertices, p.newest
+DIGESTS = f"""SELECT b.number, p.digests, p.vertices, p.newest
     FROM {_BOXES} CROSS JOIN LATERAL (
         SELECT string_agg(digest, '') AS digests, string_agg(int4send(vertex_count), '') AS vertices,
             max(event_time_ms) AS newest
         FROM ({_shown("s.digest, s.vertex_count, s.event_time_ms")}) AS s) AS p
     WHERE p.newest IS NOT NULL ORDER BY b.number"""
 
-_FEATURES = f"""WITH pair AS MATERIALIZED (
+FEATURES = f"""WITH pair AS MATERIALIZED (
         SELECT p.fid, string_agg(int4send(b.number::int4), '') AS tiles
         FROM {_BOXES} CROSS JOIN LATERAL ({_shown("s.fid")}) AS p GROUP BY p.fid)
     SELECT pair.tiles, s.digest || int4send(s.vertex_count) || int8send(s.event_time_ms),
@@ -61,7 +61,7 @@ _FIXED = np.dtype([("digest", "u1", 16), ("vertices", ">i4"), ("time", ">i8")])
 
 def digests(db: Connection, boxes: Sequence[TileBox]) -> TileDigests:
     """Digests of the features that show in each box, by one statement and so in one snapshot."""
-    numbers, digest, vertices, newest = _columns(_rows(db, _DIGESTS, boxes), 4)
+    numbers, digest, vertices, newest = _columns(_rows(db, DIGESTS, boxes), 4)
     tiles = np.array(numbers, np.int64) - 1
     counts = np.fromiter(map(len, vertices), np.int64, len(numbers)) // 4
     data_time_ms = np.zeros(len(boxes), np.int64)
@@ -76,7 +76,7 @@ def digests(db: Connection, boxes: Sequence[TileBox]) -> TileDigests:
 
 def features(db: Connection, boxes: Sequence[TileBox]) -> TileFeatureRows:
     """The features that show in each box, by one statement and so in one snapshot."""
-    tiles, together, source, feature_id, layer, geometry, properties = _columns(_rows(db, _FEATURES, boxes), 7)
+    tiles, together, source, feature_id, layer, geometry, properties = _columns(_rows(db, FEATURES, boxes), 7)
     fixed = np.frombuffer(b"".join(together), _FIXED)
     counts = np.fromiter(map(len, tiles), np.int64, len(tiles)) // 4
     pair_tile = np.frombuffer(b"".join(tiles), ">i4").astype(np.int64) - 1
