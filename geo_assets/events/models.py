@@ -415,7 +415,10 @@ class PositionEvent(Event):
 
 
 class FenceEvent(_Versioned):
-    """A geofence: a Feature with an area, or with a point or line and `radius_m` around it (geodesic)."""
+    """A geofence: a Feature with an area, a point with `radius_m`, or a line with `radius_m` or `width_m` (geodesic).
+
+    Its members from `radius_m` on may stand in `properties` too, for tools that can write nothing else.
+    """
 
     model_config = ConfigDict(
         title="Fence",
@@ -439,7 +442,18 @@ class FenceEvent(_Versioned):
     geometry: Geometry = None
     properties: dict[str, Any] | None = None
     radius_m: float | None = Field(default=None, gt=0, le=1_000_000, description="Metres around a point or line.")
+    width_m: float | None = Field(default=None, gt=0, le=2_000_000, description="Metres across, around a line.")
     dwell_s: float | None = Field(default=None, gt=0, le=30 * 86400, description="Seconds inside until DWELL.")
+    hysteresis_m: float | None = Field(
+        default=None, ge=0, le=10_000, description="Metres beyond the border until EXIT. Default: 0."
+    )
+    priority: int | None = Field(default=None, ge=0, le=9, description="Higher is more urgent. Default: 0.")
+    schedule: dict[str, Any] | None = Field(
+        default=None,
+        description="When it is in force, by event time: `zone` (IANA) and `windows`, each `DAYS HH:MM-HH:MM`, such as "
+        "`Mo-Fr 08:00-17:30`. Default: always.",
+    )
+    name: Annotated[str, _text(128)] | None = Field(default=None, description="For people to read.")
     crs: Any = None
 
     @field_validator("id")

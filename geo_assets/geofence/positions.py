@@ -1,0 +1,116 @@
+"""Positions as columns: what the tracker reads, and how it is made of the records of `[positions]`.
+
+A tick is a record with a time and no device: it moves the watermark where devices are silent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """Records of `[positions]` in the order of their partitions, one row a record.
+
+    Args:
+        device: Device id; None for a tick.
+        lon: Degrees, within ±180; what a tick has here does not matter.
+        lat: Degrees.
+        accuracy_m: Radius in metres; NaN where the device says none.
+        time_ms: Event time, milliseconds since the epoch, UTC.
+        received_ms: When the record was received: its stamp in the log, never the clock of who reads it.
+        partition: Partition of the log.
+        offset: Offset in it, ascending within the batch.
+    """
+
+    device: Sequence[str | None]
+    lon: Floats
+    lat: Floats
+    accuracy_m: Floats
+    time_ms: Ints
+    received_ms: Ints
+    partition: Ints
+    offset: Ints
+
+    def __len__(self) -> int:
+        return len(self.device)
+
+    def rows(self, rows: Ints) -> Positions:
+        """Some of the rows, in the order given."""
+        device = self.device
+        return Positions(
+            [device[row] for row in rows.tolist()], self.lon[rows], self.lat[rows], self.accuracy_m[rows],
+            self.time_ms[rows], self.received_ms[rows], self.partition[rows], self.offset[rows],
+        )  # fmt: skip
+
+
+class _Position(msgspec.Struct):
+    event_time_ms: int
+    device_id: str | None = None
+    lon: float = 0.0
+    lat: float = 0.0
+    accuracy_m: float | None = None
+
+
+_decode = msgspec.json.Decoder(_Position).decode
+_NOTHING = _Position(0)
+_NAN = float("nan")
+
+
+def tick_value(time_ms: int) -> bytes:
+    """The value of a tick's record.
+
+    Args:
+        time_ms: The time it says, milliseconds since the epoch, UTC.
+    """
+    return msgspec.json.encode({"event_time_ms": time_ms})
+
+
+def read_positions(
+    values: Sequence[bytes | None], partition: Sequence[int], offset: Sequence[int], received_ms: Sequence[int]
+) -> tuple[Positions, list[int]]:
+    """The columns of records.
+
+    Args:
+        values: Value of each record: JSON as `records.position_value` makes it, or `tick_value`.
+        partition: Partition of each.
+        offset: Offset of each.
+        received_ms: Stamp of each in the log, milliseconds since the epoch, UTC.
+
+    Returns:
+        The columns, and the rows that are no position (for the dead letters). Such a row stays as a record that says
+        nothing, so that offsets move past it.
+    """
+    found: list[_Position] = []
+    poison: list[int] = []
+    for row, value in enumerate(values):
+        try:
+            found.append(_decode(value or b""))
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            found.append(_NOTHING)
+            poison.append(row)
+    count = len(found)
+    accuracy = (_NAN if p.accuracy_m is None else p.accuracy_m for p in found)
+    # A time that is no int64 is out of range in any case.
+    times = (p.event_time_ms if -(1 << 62) < p.event_time_ms < 1 << 62 else 0 for p in found)
+    return (
+        Positions(
+            [p.device_id for p in found],
+            np.fromiter((p.lon for p in found), np.float64, count),
+            np.fromiter((p.lat for p in found), np.float64, count),
+            np.fromiter(accuracy, np.float64, count),
+            np.fromiter(times, np.int64, count),
+            np.asarray(received_ms, np.int64),
+            np.asarray(partition, np.int64),
+            np.asarray(offset, np.int64),
+        ),
+        poison,
+    )

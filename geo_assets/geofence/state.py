@@ -1,0 +1,283 @@
+"""What is remembered between batches: a row a device, a row a stay (a device in a fence), and their bytes.
+
+Columns of numbers that grow by doubling; rows are used again. What happens to them is decided in `tracker`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+NEVER = 1 << 62
+"""Due time of a DWELL that does not come: the fence has none, or it is out of force by then."""
+
+FIRED = NEVER + 1
+"""Due time of a DWELL that has come."""
+
+NONE = -1
+"""No row; no time."""
+
+
+class _Columns:
+    """Columns of one length that grow together; each row of them is in use or free.
+
+    Args:
+        columns: Name -> type and the value of a free row.
+    """
+
+    def __init__(self, columns: dict[str, tuple[Any, float]]) -> None:
+        self._columns = columns
+        self._free = np.empty(0, np.int64)
+        self._free_count = 0
+        self.end = 0
+        for name, (kind, _) in columns.items():
+            setattr(self, name, np.empty(0, kind))
+
+    @property
+    def used(self) -> int:
+        """Rows in use."""
+        return self.end - self._free_count
+
+    def take(self, count: int) -> Ints:
+        """Free rows, with every column at its free value."""
+        again = min(count, self._free_count)
+        self._free_count -= again
+        rows = self._free[self._free_count : self._free_count + again]
+        if again == count:
+            return rows.copy()
+        rows = np.concatenate((rows, np.arange(self.end, self.end + count - again)))
+        self.end += count - again
+        capacity = len(self._free)
+        if self.end > capacity:
+            capacity = max(1024, 2 * capacity, self.end)
+            for name, (kind, value) in self._columns.items():
+                old = getattr(self, name)
+                new = np.full(capacity, value, kind)
+                new[: len(old)] = old
+                setattr(self, name, new)
+            free = np.empty(capacity, np.int64)
+            free[: self._free_count] = self._free[: self._free_count]
+            self._free = free
+        return rows
+
+    def give(self, rows: Ints) -> None:
+        """Free rows again."""
+        for name, (_, value) in self._columns.items():
+            getattr(self, name)[rows] = value
+        self._free[self._free_count : self._free_count + len(rows)] = rows
+        self._free_count += len(rows)
+
+
+class Devices(_Columns):
+    """The devices: where each was, and how far its triggers have been counted. 77 bytes each, and its id in a table.
+
+    Columns: `seen`, event time of its last fix; `time`, `lon`, `lat`, `accuracy`, of its last fix that counted;
+    `odd_lon`, `odd_lat`, `odd`, where it seems to have jumped to and how many fixes say so; `sequence`, of its last
+    trigger; `partition`; `head`, its first stay.
+    """
+
+    seen: Ints
+    time: Ints
+    lon: Floats
+    lat: Floats
+    accuracy: Floats
+    odd_lon: Floats
+    odd_lat: Floats
+    odd: Ints
+    sequence: Ints
+    partition: npt.NDArray[np.int32]
+    head: Ints
+
+    def __init__(self) -> None:
+        super().__init__(
+            {
+                "seen": (np.int64, NONE),
+                "time": (np.int64, NONE),
+                "lon": (np.float64, 0.0),
+                "lat": (np.float64, 0.0),
+                "accuracy": (np.float64, 0.0),
+                "odd_lon": (np.float64, 0.0),
+                "odd_lat": (np.float64, 0.0),
+                "odd": (np.int8, 0),
+                "sequence": (np.int64, 0),
+                "partition": (np.int32, 0),
+                "head": (np.int64, NONE),
+            }
+        )
+        self.number: dict[str, int] = {}
+        self.names: list[str] = []
+
+    def add(self, names: Sequence[str]) -> Ints:
+        """Rows of new devices.
+
+        Args:
+            names: Their ids, each once, none known.
+        """
+        rows = self.take(len(names))
+        self.names += [""] * (self.end - len(self.names))
+        for name, row in zip(names, rows.tolist(), strict=True):
+            self.names[row] = name
+            self.number[name] = row
+        return rows
+
+    def remove(self, rows: Ints) -> None:
+        """Forget devices; their stays are somebody else's to close."""
+        for row in rows.tolist():
+            del self.number[self.names[row]]
+            self.names[row] = ""
+        self.give(rows)
+
+
+class Stays(_Columns):
+    """The stays: which device is in which fence since when. 40 bytes each.
+
+    Columns: `device`; `fence`, its position in the set; `since`, event time of ENTER; `due`, when DWELL comes;
+    `opened`, the row of the batch in which it began; `next`, the device's next stay.
+    """
+
+    device: Ints
+    fence: Ints
+    since: Ints
+    due: Ints
+    opened: npt.NDArray[np.int32]
+    next: npt.NDArray[np.int32]
+
+    def __init__(self) -> None:
+        super().__init__(
+            {
+                "device": (np.int64, NONE),
+                "fence": (np.int64, NONE),
+                "since": (np.int64, NONE),
+                "due": (np.int64, NEVER),
+                "opened": (np.int32, NONE),
+                "next": (np.int32, NONE),
+            }
+        )
+
+    def of(self, heads: Ints) -> tuple[Ints, Ints]:
+        """The stays of devices.
+
+        Args:
+            heads: (n) first stay of each device.
+
+        Returns:
+            Stays, and to which of the n each belongs.
+        """
+        stays: list[Ints] = []
+        owners: list[Ints] = []
+        owner = np.flatnonzero(heads >= 0)
+        stay = heads[owner]
+        while len(stay):
+            stays.append(stay)
+            owners.append(owner)
+            stay = self.next[stay].astype(np.int64)
+            more = np.flatnonzero(stay >= 0)
+            stay, owner = stay[more], owner[more]
+        if not stays:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        return np.concatenate(stays), np.concatenate(owners)
+
+    def open(self) -> Ints:
+        """All stays."""
+        return np.flatnonzero(self.device[: self.end] >= 0)
+
+    def chain(self, devices: Devices, rows: Ints, stays: Ints) -> None:
+        """Say which stays devices have.
+
+        Args:
+            devices: The devices.
+            rows: Devices whose stays may have changed.
+            stays: All stays of theirs.
+        """
+        devices.head[rows] = NONE
+        if not len(stays):
+            return
+        owner = self.device[stays]
+        order = np.argsort(owner, kind="stable")
+        stays, owner = stays[order], owner[order]
+        first = np.ones(len(stays), np.bool_)
+        first[1:] = owner[1:] != owner[:-1]
+        self.next[stays[:-1]] = np.where(first[1:], NONE, stays[1:])
+        self.next[stays[-1]] = NONE
+        devices.head[owner[first]] = stays[first]
+
+
+SNAPSHOT_VERSION = b"\x01"
+"""First byte of a snapshot."""
+
+
+class Snapshot(msgspec.Struct, array_like=True):
+    """A tracker as bytes: columns are little-endian int64 or float64, one after the other.
+
+    Args:
+        revision: Of the fences *from these offsets on*.
+        rules: The tracker's rules, as JSON members.
+        offsets: Partition -> offset of the next record.
+        watermarks: Partition -> highest event time.
+        devices: Ids.
+        device_columns: Name -> column.
+        fences: Ids of the fences in which somebody is, sorted.
+        priorities: Of these fences before the revision.
+        stay_columns: Name -> column; `device` and `fence` are positions in the lists here.
+    """
+
+    revision: int
+    rules: dict[str, Any]
+    offsets: dict[int, int]
+    watermarks: dict[int, int]
+    devices: list[str]
+    device_columns: dict[str, bytes]
+    fences: list[str]
+    priorities: list[int]
+    stay_columns: dict[str, bytes]
+
+    def to_bytes(self) -> bytes:
+        """The bytes, version first."""
+        return SNAPSHOT_VERSION + _encode(self)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Snapshot:
+        """What `to_bytes` gave.
+
+        Raises:
+            SnapshotError: Bytes of another version, or none of ours.
+        """
+        if data[:1] != SNAPSHOT_VERSION:
+            raise SnapshotError(
+                f"snapshot: version byte {data[:1].hex() or 'missing'}, known is {SNAPSHOT_VERSION.hex()}"
+            )
+        try:
+            return _decode(memoryview(data)[1:])
+        except msgspec.MsgspecError as fault:
+            raise SnapshotError(f"snapshot: {fault}") from None
+
+
+class SnapshotError(ValueError):
+    """Bytes that are no snapshot, of an unknown version, or of fences that are not at hand."""
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Snapshot).decode
+
+DEVICE_COLUMNS = (
+    "seen", "time", "lon", "lat", "accuracy", "odd_lon", "odd_lat", "odd", "sequence", "partition",
+)  # fmt: skip
+FLOAT_COLUMNS = frozenset({"lon", "lat", "accuracy", "odd_lon", "odd_lat"})
+STAY_COLUMNS = ("device", "fence", "since", "due")
+
+
+def to_column(values: npt.NDArray[Any], name: str) -> bytes:
+    """A column's bytes."""
+    return values.astype("<f8" if name in FLOAT_COLUMNS else "<i8").tobytes()
+
+
+def of_column(data: bytes, name: str) -> npt.NDArray[Any]:
+    """A column of bytes."""
+    return np.frombuffer(data, "<f8" if name in FLOAT_COLUMNS else "<i8")
