@@ -13,12 +13,13 @@ import shapely
 from geo_assets.events import topics
 from geo_assets.ports import tile_object
 from geo_assets.services.build import TileBuilder, TileResult
+from geo_assets.services.hints import read_slice
 from geo_assets.services.ingest import Ingest, Outcome
 from geo_assets.settings import Settings
 from geo_assets.stack import Stack
 from geo_assets.tiles.tile import Tile
 from resources.event_log.protocol import NewRecord, Record
-from resources.ledger.protocol import Hint, TileState
+from resources.ledger.protocol import TileState
 
 LAYERS = """
 max_zoom: 16
@@ -137,9 +138,9 @@ class World:
         for partition, extent in log.extents(topics.TILES).items():
             start = positions.get(partition, extent.begin)
             while records := log.read(topics.TILES, partition, start, 5_000):
-                hints = [Hint(r.offset, r.key or "") for r in records]
-                start = records[-1].offset + 1
-                counted += ledger.mark_from_log(topic_id, partition, hints, start)
+                part = read_slice(records, start)
+                start = part.next_offset
+                counted += ledger.mark_from_log(topic_id, partition, part.hints, start)
         return counted
 
     def build_dirty(self, **more: Any) -> list[TileResult]:

@@ -284,10 +284,12 @@ def test_rule_1_records_that_retention_took_unread_are_counted_and_the_rest_is_r
         world.send(feature(number, 1), event_id=f"read{number}")
     while ingest.run_once(timeout_s=2.0):
         pass
+    ingest.close()
     for number in range(8):
         world.send(feature(10 + number, 1), event_id=f"lost{number}")
     world.retention_takes(topics.RAW)
     world.send(feature(100, 1), event_id="new")
+    ingest = Ingest(world.stack)
     before = module.LOST._value.get()
     stop = threading.Event()
     worker = threading.Thread(target=ingest.run, args=(stop,))
