@@ -410,6 +410,10 @@ class ObjectTileStore:
         cannot = f"{self.place} ({SETTING}) cannot {what}"
         if "credential provider" in text and self._no_credentials is not None:
             return TileStoreUnavailable(f"{cannot}: {self._no_credentials}")
+        if "token request" in text:
+            return TileStoreUnavailable(
+                f"{cannot}: {source} give no token ({said or _reason(text)}); look at GOOGLE_APPLICATION_CREDENTIALS"
+            )
         if code in _BAD_KEY or number == 401:
             return TileStoreUnavailable(
                 f"{cannot}: the credentials of {source} are not taken ({code or number}); "
