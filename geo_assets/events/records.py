@@ -5,13 +5,16 @@ The models are the writers' and the documents' at once. Loads without a geometry
 
 from __future__ import annotations
 
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstraints
 
 from geo_assets.events.json_text import JsonError, loads
 from geo_assets.events.models import EnvelopeError, PositionEvent, TileEvent, parse
 from geo_assets.tiles.tile import MAX_ZOOM, Tile
+
+MAX_PART_ID = 300
+"""Characters of a record's event id: those of an event, and the number of one that was sent among others."""
 
 _WRITTEN = {"zoom", "x", "y", "event_id", "source", "version", "data_time_ms", "force"}
 
@@ -39,6 +42,9 @@ class TileHint(TileEvent):
         validation_alias=AliasChoices("z", "zoom"),
         serialization_alias="z",
         description="Zoom of the tile, WebMercatorQuad.",
+    )
+    event_id: Annotated[str, StringConstraints(min_length=1, max_length=MAX_PART_ID)] | None = Field(
+        default=None, description="Id of the event behind it."
     )
     data_time_ms: int | None = Field(
         default=None, description="Event time of the edit behind it, milliseconds since the epoch, UTC."

@@ -11,6 +11,7 @@ import structlog
 
 from geo_assets.events import topics
 from geo_assets.events.dead_letter import DeadLetter, DeadLetterError
+from geo_assets.events.foreign import KINDS
 from geo_assets.ports import MAX_RECORD_BYTES, inbox_object
 from resources.event_log.protocol import NewRecord, OffsetOutOfRange, Record
 
@@ -48,7 +49,7 @@ def write_dead_letters(stack: Stack, letters: Sequence[DeadLetter]) -> None:
         if len(letter.payload) > INLINE_BYTES and letter.payload_sha256:
             stack.tiles.put(inbox_object(letter.payload_sha256), letter.payload)
             kept = replace(letter, payload=b"", pointer=inbox_object(letter.payload_sha256))
-        headers = {topics.HEADER_KIND: kept.headers.get(topics.HEADER_KIND, ""), topics.HEADER_REASON: kept.reason}
+        headers = {topics.HEADER_KIND: _kind(kept), topics.HEADER_REASON: kept.reason}
         records.append(NewRecord(topics.DEAD_LETTERS, kept.source or kept.id, kept.to_json(), headers))
         log.warning(
             "dead letter", id=letter.id, reason=letter.reason, stage=letter.stage, source=letter.source,
@@ -58,6 +59,14 @@ def write_dead_letters(stack: Stack, letters: Sequence[DeadLetter]) -> None:
     keys = [letter.event_key for letter in letters if letter.event_key]
     if keys:
         stack.features.forget_keys(keys)
+
+
+def _kind(letter: DeadLetter) -> str:
+    """What the dead record was of: its own word where that is one of ours."""
+    said = letter.headers.get(topics.HEADER_KIND, "")
+    if said in KINDS:
+        return said
+    return "tiles" if letter.stage in ("tiles", "build") else "features"
 
 
 def scan_topic(log_: EventLog, topic: str) -> Iterator[Record]:

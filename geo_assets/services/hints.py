@@ -13,7 +13,7 @@ from geo_assets.events.dead_letter import DeadLetter, Origin
 from geo_assets.events.foreign import kept_headers, readable
 from geo_assets.events.json_text import shorten
 from geo_assets.events.models import EnvelopeError
-from geo_assets.events.records import TileHint, read_hint
+from geo_assets.events.records import MAX_PART_ID, TileHint, read_hint
 from geo_assets.tiles.tile import Tile, TileError
 from resources.event_log.protocol import Record
 from resources.ledger.protocol import Hint
@@ -113,7 +113,7 @@ def hint_dead_letter(record: Record, fault: EnvelopeError, now_ms: int) -> DeadL
         explanation=f"the key {shorten(readable(record.key or ''))!r} names no tile; {fault}",
         source=headers.get(topics.HEADER_SOURCE, "")[:80],
         at_ms=now_ms,
-        event_id=headers.get(topics.HEADER_EVENT_ID, "")[:300] or None,
+        event_id=headers.get(topics.HEADER_EVENT_ID, "")[:MAX_PART_ID] or None,
         field=fault.field,
         value=fault.value,
         limit=fault.limit or HINT_KEY,

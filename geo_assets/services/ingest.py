@@ -26,6 +26,7 @@ from geo_assets.events.dead_letter import DeadLetter, Origin, Reason, Refused
 from geo_assets.events.foreign import KINDS, Said, kept_headers, readable, readable_headers, said_by
 from geo_assets.events.json_text import shorten
 from geo_assets.events.models import EnvelopeError, read_events
+from geo_assets.events.records import MAX_PART_ID
 from geo_assets.ports import inbox_object
 from geo_assets.services import ingest_worker, outbox
 from geo_assets.services.callbacks import Callbacks, Told
@@ -65,8 +66,6 @@ EDITS_A_TRANSACTION = 2_000
 
 MAX_SOURCE = 80
 """Characters of a source that are repeated: a configured one has at most 64."""
-MAX_EVENT_ID = 300
-"""Characters of an event id: those of one event, and the number of a part of it."""
 LAST_MOMENT_MS = 4_102_444_800_000
 """The year 2100. It is the version of what has none: a record stamped later would be newer than all to come."""
 
@@ -244,10 +243,10 @@ class Ingest:
         if source is None:
             raise _unknown_source(name, self.stack.sources)
         event_id = headers.get(topics.HEADER_EVENT_ID) or _hash(body)
-        if len(event_id) > MAX_EVENT_ID or not event_id.isprintable():
+        if len(event_id) > MAX_PART_ID or any(ord(c) < 32 or ord(c) == 127 for c in event_id):
             raise Refused(
-                "schema", topics.HEADER_EVENT_ID, shorten(event_id), f"1..{MAX_EVENT_ID} printable characters",
-                explanation="an event id is what a repetition is known by",
+                "schema", topics.HEADER_EVENT_ID, shorten(event_id), f"1..{MAX_PART_ID} characters",
+                explanation="an event id is of that length and has no control characters",
             )  # fmt: skip
         at = Circumstances(
             source=source,
@@ -452,7 +451,7 @@ class Ingest:
             stage="store" if refused.reason == "version_conflict" else "validate",
             source=headers.get(topics.HEADER_SOURCE, "")[:MAX_SOURCE],
             at_ms=now_ms(),
-            event_id=headers.get(topics.HEADER_EVENT_ID, "")[:MAX_EVENT_ID] or None,
+            event_id=headers.get(topics.HEADER_EVENT_ID, "")[:MAX_PART_ID] or None,
             feature_id=edit.feature_id if edit is not None else None,
             layer=edit.feature.layer if edit is not None and edit.feature is not None else None,
             origin=Origin(record.topic, record.partition, record.offset),
