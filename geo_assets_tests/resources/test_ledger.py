@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ from geo_assets_tests.resources.contract_ledger import (
     committed,
     keys_of,
 )
-from resources.ledger.protocol import Commit, Failure, Hint, LedgerError, LedgerUnavailable, Settle, TileState
+from resources.ledger.protocol import Commit, Failure, Hint, Ledger, LedgerError, LedgerUnavailable, Settle, TileState
 from resources.ledger.sqlite import SqliteLedger
 
 
@@ -169,9 +170,9 @@ class AgainstTheModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = tempfile.TemporaryDirectory()
         self.clock = Clock()
-        self.ledger = SqliteLedger(Path(self.folder.name) / "ledger.db", clock_ms=self.clock)
+        self.ends = ExitStack()
+        self.ledger = self.opened(self.ends)
         self.counter = 0
         numbers = ("revision", "live", "alone", "alone_forced", "live_forced", "built", "attempts", "given_up", "until")
         numbers += ("cleared", "since", "marked")
@@ -183,9 +184,14 @@ class AgainstTheModel(RuleBasedStateMachine):
         self.position = 0
         self.owed = 0
 
+    def opened(self, ends: ExitStack) -> Ledger:
+        """An empty ledger by this machine's clock; what is to be done at the end goes to `ends`."""
+        folder = ends.enter_context(tempfile.TemporaryDirectory())
+        return SqliteLedger(Path(folder) / "ledger.db", clock_ms=self.clock)
+
     def teardown(self) -> None:
         self.ledger.close()
-        self.folder.cleanup()
+        self.ends.close()
 
     def of_manifests(self, key: str, only_forced: bool = False) -> int:
         marks = [m["mark"] for m in self.manifests.values() if key in m["keys"] and (m["forced"] or not only_forced)]

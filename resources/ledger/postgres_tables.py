@@ -11,8 +11,8 @@ import psycopg
 
 from resources.ledger.postgres_schema import COMPONENT, MIGRATIONS
 from resources.ledger.protocol import LedgerUnavailable, TileState
-from resources.migrations import check
-from resources.postgres import explained, open_pool, with_retries
+from resources.migrations import SchemaError, check
+from resources.postgres import explained, open_pool, where, with_retries
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -61,6 +61,9 @@ class LedgerTables:
         try:
             with self._explained(), self._pool.connection() as connection:
                 check(connection, schema, COMPONENT, MIGRATIONS)
+        except SchemaError as error:
+            self._pool.close()
+            raise type(error)(f"Postgres at {where(url)} ({SETTING}): {error}") from None
         except BaseException:
             self._pool.close()
             raise
