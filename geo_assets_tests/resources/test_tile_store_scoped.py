@@ -1,8 +1,12 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -185,6 +189,71 @@ def test_good_credentials_outlive_an_sts_that_is_away(place: Place) -> None:
     clock.now += timedelta(seconds=400)
     with pytest.raises(NoCredentials, match="GEO_ASSETS_STS_ENDPOINT"):
         credentials()
+
+
+def test_a_runs_stack_writes_tiles_and_nothing_else(place: Place, tmp_path: Path) -> None:
+    from geo_assets.ports import inbox_object, tile_object
+    from geo_assets.settings import Settings
+    from geo_assets.stack import Stack
+
+    settings = Settings(home=tmp_path, tile_store_url=place.url, s3_endpoint=place.endpoint, tile_store_role=place.role)
+    tile, body = tile_object("14/1/2/1-0123456789abcdef"), inbox_object("0" * 64)
+    with Stack(settings, scoped=True) as run, Stack(settings) as service:
+        run.tiles.put(tile, b"x")
+        with pytest.raises(TileStoreError, match="not below 'tiles/'"):
+            run.tiles.put(body, b"x")
+        service.tiles.put(body, b"x")
+        assert run.tiles.get(tile) == b"x"
+
+
+class _Amazon(BaseHTTPRequestHandler):
+    """AWS as it answers who may not list the whole bucket: 403 for any object, there or not; lists below a prefix."""
+
+    there = ""
+
+    def do_GET(self) -> None:
+        query = parse_qs(urlsplit(self.path).query)
+        entry = (
+            f"<Contents><Key>{query.get('prefix', [''])[0]}{self.there.rpartition('/')[2]}</Key><Size>1</Size>"
+            "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
+        )
+        if "list-type" in query:
+            status, body = 200, f"<ListBucketResult>{entry if self.there else ''}</ListBucketResult>"
+        else:
+            status, body = 403, "<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+        self.send_response(status)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body.encode())
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("there", ["", MINE], ids=["no object", "an object"])
+def test_a_refusal_that_only_means_that_there_is_no_object_is_none(place: Place, there: str) -> None:
+    handler = type("Amazon", (_Amazon,), {"there": there})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        store = ObjectTileStore(
+            place.url, f"http://127.0.0.1:{server.server_port}", role=place.role, sts_endpoint=place.endpoint
+        )
+        try:
+            if there:
+                for look in (store.get, store.exists):
+                    with pytest.raises(TileStoreUnavailable, match="may not"):
+                        look(MINE)
+            else:
+                assert store.get(MINE) is None
+                assert not store.exists(MINE)
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 # -- the policy --------------------------------------------------------------------------------------------------------
