@@ -35,6 +35,7 @@ from geo_assets.services.announce import sweep_announcements
 from geo_assets.services.build import tile_dead_letter, weigh
 from geo_assets.services.dead_letters import write_dead_letters
 from geo_assets.services.hints import hint_dead_letter, read_slice
+from geo_assets.services.lost_records import remember_loss, stop_if_told
 from geo_assets.stack import Stack
 from geo_assets.tiles.tile import Tile, TileError
 from resources.event_log.protocol import OffsetOutOfRange
@@ -421,7 +422,7 @@ def _mark(stack: Stack, now_ms: int, done: Tick) -> None:
             records = stack.log.read(topics.TILES, partition, position, max_records=SLICE_RECORDS)
         except OffsetOutOfRange as gone:
             position = gone.begin
-            _repair(stack, topic_id, gone)
+            _repair(stack, topic_id, gone, now_ms)
             records = stack.log.read(topics.TILES, partition, position, max_records=SLICE_RECORDS)
         done.positions[partition] = position
         if not records:
@@ -437,17 +438,22 @@ def _mark(stack: Stack, now_ms: int, done: Tick) -> None:
         stack.log.commit(GROUP, topics.TILES, done.positions)
 
 
-def _repair(stack: Stack, topic_id: str, gone: OffsetOutOfRange) -> None:
+def _repair(stack: Stack, topic_id: str, gone: OffsetOutOfRange, now_ms: int) -> None:
     """Records were deleted before they were read: the whole map is looked at again, and this is said loudly.
 
     The wish comes before the position: a crash in between repairs twice, and never not at all.
+
+    Raises:
+        RecordsLost: The settings say to stop. Nothing moves: each tick fails so until somebody decides.
     """
+    stop_if_told(stack.settings, gone, "sensor tile_updates", "the whole map is then looked at again")
     name = f"repair-{topic_id[:8]}-{gone.partition}-{gone.offset}-{gone.begin}"
     log.error(
         "hints were lost to retention: the whole map is looked at again",
         topic=gone.topic, partition=gone.partition, position=gone.offset, oldest=gone.begin, newest=gone.end,
         repair=name,
     )  # fmt: skip
+    remember_loss(stack.ledger, gone, now_ms)
     stack.ledger.set_value(REPAIR_VALUE, name)
     stack.ledger.reset_position(topic_id, gone.partition, gone.begin)
 

@@ -57,6 +57,12 @@ def status(
         )
     )
     out.print(table("Lag (records)", report["lag"]))
+    for topic, loss in report["lost"].items():
+        out.print(
+            f"[bold red]Lost[/bold red] {loss['records']:,} records of {topic} were deleted before they were read, "
+            f"last {loss['at']} in partition {loss['partition']}: position {loss['position']}, oldest {loss['oldest']}",
+            soft_wrap=True,
+        )
     out.print(table("Dead letters", report["dead_letters"] or {"none": ""}))
     for manifest in report["manifests"][:5]:
         done = manifest["done"]

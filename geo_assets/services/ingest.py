@@ -36,6 +36,7 @@ from geo_assets.services.event_records import event_record, part_of
 from geo_assets.services.housekeeping import Housekeeper
 from geo_assets.services.ingest_worker import BodyResult, BodyTask, Circumstances, FeatureResult, FeatureTask
 from geo_assets.services.layer_changes import follow_layers
+from geo_assets.services.lost_records import records_in, remember_loss, stop_if_told
 from geo_assets.services.pool import TaskFailed, WorkerPool, WorkersUnavailable
 from geo_assets.services.status import INGEST_GROUP
 from geo_assets.services.valid_edits import edit_of
@@ -141,22 +142,35 @@ class Ingest:
             try:
                 self.run_once(timeout_s=0.5)
                 wait_s = 0.5
-            except OffsetOutOfRange as gone:
-                self._skip_lost(gone)
             except OUTAGES as fault:
                 log.warning("ingest waits", error=str(fault), seconds=round(wait_s, 1))
                 self._consumer.seek_to_committed()
                 stop.wait(wait_s)
                 wait_s = min(30.0, wait_s * 2)
 
+    def _poll(self, timeout_s: float) -> list[Record]:
+        """Next records; what retention took unread is said, counted and passed over, or ends ingest."""
+        while True:
+            try:
+                return self._consumer.poll(POLL_RECORDS, timeout_s)
+            except OffsetOutOfRange as gone:
+                self._skip_lost(gone)
+
     def _skip_lost(self, gone: OffsetOutOfRange) -> None:
-        """Retention took records before they were read: say so loudly, count them, and go on with what is left."""
-        lost = gone.begin - gone.offset
+        """Nothing stored can make up for edits that nobody read: they are told loudly, and senders have to repeat them.
+
+        Raises:
+            RecordsLost: The settings say to stop.
+        """
+        stop_if_told(self.stack.settings, gone, "ingest", "edits in them are lost unless they are sent again")
         log.error(
-            "raw records were deleted before they were read", partition=gone.partition, records=lost,
-            position=gone.offset, oldest=gone.begin,
+            "raw records were deleted before they were read: edits in them are lost unless they are sent again",
+            topic=gone.topic, partition=gone.partition, records=records_in(gone), position=gone.offset,
+            oldest=gone.begin, newest=gone.end,
         )  # fmt: skip
-        LOST.inc(max(0, lost))
+        LOST.inc(records_in(gone))
+        # The note before the position: a crash in between tells it again, and never not at all.
+        remember_loss(self.stack.ledger, gone, now_ms())
         self.stack.log.commit(INGEST_GROUP, gone.topic, {gone.partition: gone.begin})
         self._consumer.seek_to_committed()
 
@@ -168,7 +182,7 @@ class Ingest:
 
     def run_once(self, timeout_s: float = 0.0) -> int:
         """Work off one batch; how many records it had."""
-        records = self._consumer.poll(POLL_RECORDS, timeout_s)
+        records = self._poll(timeout_s)
         if not records:
             return 0
         started = time.perf_counter()
@@ -523,6 +537,7 @@ def run(settings: Settings, *, once: bool = False) -> None:
 
     Raises:
         ProbeFailed: PROJ answers differently from what it should.
+        RecordsLost: Retention took records unread, and `offset_out_of_range` is `stop`.
     """
     from geo_assets.events.crs import probe
     from geo_assets.services.metrics_port import serve_metrics

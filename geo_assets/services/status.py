@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from geo_assets.events import topics
 from geo_assets.services.dead_letters import list_dead_letters
+from geo_assets.services.lost_records import losses_of
 
 if TYPE_CHECKING:
     from geo_assets.stack import Stack
@@ -31,7 +33,7 @@ def lag_of(stack: Stack) -> dict[str, int]:
 
 
 def snapshot(stack: Stack) -> dict[str, Any]:
-    """Features, tiles, lag, manifests and dead letters."""
+    """Features, tiles, lag, what retention took unread, manifests and dead letters."""
     features = stack.features.counts()
     tiles = stack.ledger.counts()
     letters: dict[str, int] = {}
@@ -77,6 +79,9 @@ def snapshot(stack: Stack) -> dict[str, Any]:
             "by_zoom": {str(zoom): count for zoom, count in sorted(tiles.by_zoom.items())},
         },
         "lag": lag_of(stack),
+        "lost": {
+            topic: asdict(loss) | {"at": moment(loss.at_ms)} for topic, loss in losses_of(stack.ledger).items()
+        },
         "dead_letters": letters,
         "manifests": manifests,
     }
