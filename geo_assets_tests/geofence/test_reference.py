@@ -1,4 +1,4 @@
-"""The tracker against the slow one: on random walks it tells the same, wherever batches are cut and whenever it restarts."""
+"""The tracker against the slow one: random walks tell the same, wherever batches are cut and whenever it restarts."""
 
 from __future__ import annotations
 
