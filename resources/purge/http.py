@@ -94,13 +94,16 @@ class HttpPurge:
         until = self._clock() + self._budget_s
         failed: set[str] = set()
         faults: dict[str, tuple[int, str]] = {}
-        works = [
-            (cache, self._threads.submit(self._work, cache, list(targets.items())[start :: self._at_once], until))
+        shares = [
+            (cache, list(targets.items())[start :: self._at_once], until)
             for cache in self._caches
             for start in range(min(self._at_once, len(targets)))
         ]
-        for cache, work in works:
-            for url, fault in work.result():
+        # One tile at one cache needs no thread.
+        run = map if len(shares) == 1 else self._threads.map
+        results = run(lambda share: self._work(*share), shares)
+        for (cache, _, _), result in zip(shares, results, strict=True):
+            for url, fault in result:
                 failed.add(url)
                 faults[cache.place] = (faults.get(cache.place, (0, ""))[0] + 1, fault)
         for place, (number, fault) in faults.items():
