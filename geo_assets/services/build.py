@@ -94,6 +94,8 @@ class TileBuilder:
         )
         self.encoded = 0
         """Tiles that went to the encoder."""
+        self.purged = self.purges_owed = 0
+        """Tiles that caches forgot before their announcement, and those that they will later."""
 
     def __enter__(self) -> TileBuilder:
         return self
@@ -104,6 +106,9 @@ class TileBuilder:
     def close(self) -> None:
         """End the worker processes."""
         self._pool.close()
+        if self.purged or self.purges_owed:
+            log.info("caches purged", tiles=self.purged, owed=self.purges_owed, owner=self.owner)
+            self.purged = self.purges_owed = 0
 
     def build(self, keys: Sequence[str], *, force: bool = False) -> Iterator[TileResult]:
         """Build these tiles; yield each as it is committed, settled or failed. The order is the builder's own.
@@ -253,6 +258,8 @@ class TileBuilder:
         for row in purges:
             self._step("purge", row.key)
         forgotten = purging.purge(self.stack, purges)
+        self.purged += len(forgotten)
+        self.purges_owed += len(purges) - len(forgotten)
         for key in owed:
             self._step("announce", key)
         announcements = [row for rows in owed.values() for row in rows if row.duty == "announce"]
