@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,6 @@ from geo_assets.services.dead_letters import list_dead_letters, now_ms, replay, 
 from geo_assets.services.hints import hint_dead_letter, read_slice
 from geo_assets.services.ingest import Outcome
 from geo_assets.tiles.tile import Tile
-from geo_assets_tests.needs import missing
 from geo_assets_tests.real_services import room, settings_of
 from geo_assets_tests.world import World, feature
 from resources.event_log.protocol import NewRecord, Record
@@ -38,17 +39,32 @@ sources:
 POSITION = {"device_id": "bus-18", "lon": 24.9384, "lat": 60.1699, "time": "2026-05-01T12:00:00.250Z"}
 
 
-def kafka_changes() -> dict[str, Any]:
-    """Settings of a world whose log is the real Kafka, under a prefix of its own."""
-    found = settings_of("kafka")
-    pytest.importorskip("resources.event_log.kafka")
-    return {"kafka_servers": found["GEO_ASSETS_KAFKA_SERVERS"], "kafka_topic_prefix": f"{room()}."}
+@contextmanager
+def kafka_room() -> Iterator[dict[str, Any]]:
+    """Settings of a world whose log is the real Kafka, under a prefix of its own; its topics go at the end."""
+    servers, prefix = settings_of("kafka")["GEO_ASSETS_KAFKA_SERVERS"], f"{room()}."
+    try:
+        yield {"kafka_servers": servers, "kafka_topic_prefix": prefix}
+    finally:
+        from confluent_kafka.admin import AdminClient
+
+        admin = AdminClient({"bootstrap.servers": servers})
+        found = [name for name in admin.list_topics(timeout=10).topics if name.startswith(prefix)]
+        for deleted in (admin.delete_topics(found) if found else {}).values():
+            deleted.result()
+
+
+@pytest.fixture
+def kafka() -> Iterator[dict[str, Any]]:
+    """The settings that choose a real Kafka."""
+    with kafka_room() as changes:
+        yield changes
 
 
 @pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.service("kafka"))])
 def log(request: pytest.FixtureRequest) -> dict[str, Any]:
     """The settings that choose a log; every test that asks for it runs on each."""
-    return {} if request.param == "embedded" else kafka_changes()
+    return {} if request.param == "embedded" else request.getfixturevalue("kafka")
 
 
 @pytest.fixture
@@ -534,16 +550,13 @@ def test_rule_1_a_stranger_s_stream_is_worked_off_on_every_log(tmp_path: Path, l
 
 
 @pytest.mark.service("kafka")
-def test_any_kafka_producer_s_bytes_end_stored_or_dead(tmp_path: Path) -> None:
-    changes = kafka_changes()
+def test_any_kafka_producer_s_bytes_end_stored_or_dead(tmp_path: Path, kafka: dict[str, Any]) -> None:
+    from confluent_kafka import Producer
+
+    world = World(tmp_path / "home", **kafka)
     try:
-        from confluent_kafka import Producer
-    except ImportError:
-        missing("confluent-kafka is not installed")
-    world = World(tmp_path / "home", **changes)
-    try:
-        prefix = changes["kafka_topic_prefix"]
-        producer = Producer({"bootstrap.servers": changes["kafka_servers"]})
+        prefix = kafka["kafka_topic_prefix"]
+        producer = Producer({"bootstrap.servers": kafka["kafka_servers"]})
         body = json.dumps(feature(1, 1)).encode()
         producer.produce(f"{prefix}raw", body)
         producer.produce(f"{prefix}raw", json.dumps(feature(2, 1)).encode(), key=b"\xff\xfe\x00")
@@ -566,5 +579,26 @@ def test_any_kafka_producer_s_bytes_end_stored_or_dead(tmp_path: Path) -> None:
         assert {HOME.key, Tile(3, 1, 2).key} <= marked
         assert [letter.field for letter in letters] == ["key"]
         assert "\\xff" in (letters[0].value or "")
+    finally:
+        world.close()
+
+
+@pytest.mark.service("kafka")
+def test_the_producer_in_the_documentation_does_what_it_says(tmp_path: Path, kafka: dict[str, Any]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "kafka.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    example = example.replace("localhost:9092", kafka["kafka_servers"])
+    for topic in ("raw", "tiles", "positions"):
+        example = example.replace(f'produce("{topic}"', f'produce("{kafka["kafka_topic_prefix"]}{topic}"')
+    world = World(tmp_path / "home", **kafka)
+    try:
+        exec(compile(example, "docs/kafka.md", "exec"), {})
+        ingest_all(world, 1)
+        assert [f.feature_id for f in world.stack.features.scan()] == ["4711"]
+        marked, letters = read_hints(world)
+        assert HOME.key in marked
+        assert letters == []
+        (record,) = scan_topic(world.stack.log, topics.POSITIONS)
+        assert PositionEvent.model_validate(json.loads(record.value or b"")).event_time_ms == 1_777_636_800_250
     finally:
         world.close()
