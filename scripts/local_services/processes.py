@@ -124,17 +124,27 @@ def _boot() -> str:
 
 
 def _started(pid: int) -> str | None:
-    """Start time of a living process, None when there is none or it is a zombie."""
+    """Start time of a living process, None when there is none or all that is left waits to be reaped."""
     if _PROC.joinpath("self").exists():
         try:
             # The command stands in brackets and may itself contain spaces and brackets.
             fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             return None
-        return None if fields[0] in "ZX" else f"{_boot()}/{fields[19]}"
+        if fields[0] in "ZX" and not _threads_left(pid):
+            return None
+        return f"{_boot()}/{fields[19]}"
     answer = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
     state, _, started = answer.stdout.strip().partition(" ")
     return None if not state or state.startswith("Z") else started.strip()
+
+
+def _threads_left(pid: int) -> bool:
+    """Whether a killed process still has threads on their way out: until the last is gone, its ports stay taken."""
+    try:
+        return len(os.listdir(_PROC / str(pid) / "task")) > 1
+    except OSError:
+        return False
 
 
 def _parents() -> dict[int, int]:
