@@ -92,6 +92,9 @@ def conninfo(url: str, schema: str | None = None) -> str:
     given = conninfo_to_dict(url)
     wanted = {name: value for name, value in _CONNECTION.items() if name not in given}
     if schema is not None:
+        # The server's list of sessions then shows whose they are, where several maps share it.
+        if "application_name" not in given:
+            wanted["application_name"] = f"geo_assets {schema}"
         # The last one of a name counts: what the URL says goes before our limits, and our path before the URL's.
         wanted["options"] = f"{_OPTIONS} {given.get('options') or ''} -c search_path={schema},public"
     return make_conninfo(url, **wanted)

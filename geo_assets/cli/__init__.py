@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from geo_assets.cli import backfill, data, doctor, letters, schemas, serve, status, tile, up
+from geo_assets.cli import backfill, backup, data, doctor, letters, migrate, schemas, serve, status, tile, up
 from geo_assets.cli.answers import CliError, complain
 
 app = typer.Typer(
@@ -38,7 +38,7 @@ def _settings(
         os.environ["GEO_ASSETS_LOG_LEVEL"] = log_level
 
 
-for family in (up, serve, data, backfill, status, letters, tile, doctor, schemas):
+for family in (up, serve, data, backfill, status, letters, tile, doctor, schemas, migrate, backup):
     family.register(app)
 
 
@@ -67,6 +67,7 @@ def main() -> None:
 
 EXPECTED = {
     "AlreadyRunning",
+    "BackupError",
     "ConfigurationError",
     "FeatureStoreError",
     "GuardUnavailable",

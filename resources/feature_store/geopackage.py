@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from resources.feature_store.edits import Identity, Standing, check, decide
 from resources.feature_store.gpkg_geometry import to_blob, wkb_of
-from resources.feature_store.gpkg_schema import RTREE, TABLE, VERSION, GeoPackageFile, show_layer
+from resources.feature_store.gpkg_schema import RTREE, STEPS, TABLE, VERSION, GeoPackageFile, show_layer
 from resources.feature_store.protocol import (
     Applied,
     Edit,
@@ -77,6 +77,7 @@ class GeoPackageStore:
             unavailable=FeatureStoreUnavailable,
             failed=FeatureStoreError,
             lock_timeout_s=lock_timeout_s,
+            steps=STEPS,
         )
 
     # -- writing -----------------------------------------------------------------------------------------------------

@@ -8,11 +8,14 @@ GDAL then leaves the others out of its list of layers.
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Mapping, Sequence
 
 from resources.feature_store.gpkg_geometry import SRS_ID, register_functions
 from resources.snapshots import SnapshotFile
 
 VERSION = 1
+STEPS: Mapping[int, Sequence[str]] = {}
+"""By version, the statements that bring a file of the version before to it; `_make` makes the last one."""
 VERSION_QUERY = "SELECT value FROM ga_meta WHERE name = 'schema'"
 APPLICATION_ID = 0x47504B47  # "GPKG"
 USER_VERSION = 10_300  # 1.3.0: what GDAL of Debian 12 opens without a warning

@@ -34,7 +34,7 @@ from resources.ledger.protocol import (
     UnknownBatch,
     UnknownManifest,
 )
-from resources.ledger.sqlite_schema import TABLES, VERSION, LedgerFile
+from resources.ledger.sqlite_schema import STEPS, TABLES, VERSION, LedgerFile
 from resources.snapshots import LOCK_TIMEOUT_S
 
 SCAN_PIECE = 2_000
@@ -81,6 +81,7 @@ class SqliteLedger:
             unavailable=LedgerUnavailable,
             failed=LedgerError,
             lock_timeout_s=lock_timeout_s,
+            steps=STEPS,
         )
 
     # -- reading -----------------------------------------------------------------------------------------------------

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Mapping, Sequence
 
 from resources.snapshots import SnapshotFile
 
 VERSION = 1
+STEPS: Mapping[int, Sequence[str]] = {}
+"""By version, the statements that bring a file of the version before to it; TABLES are those of the last one."""
 
 # `work` says whether, and in which order, a tile is to be built: 0 live, 1 backfill, NULL nothing to do (clean, or
 # given up at its newest mark). Plain columns, because SQLite answers from an index alone only for those; the check
