@@ -14,12 +14,15 @@ from starlette.applications import Starlette
 from starlette.responses import HTMLResponse
 from starlette.routing import Route
 
+from geo_assets.events import topics
 from geo_assets.services.tileserver.static import StaticFiles
 from geo_assets.tiles.encode import TileFeatures, encode_tiles
 from geo_assets.tiles.layers import Layer, LayerSet
 from geo_assets.tiles.tile import Tile
+from geo_assets.tiles.workkey import tile_hash
 from geo_assets_tests.services.running import running
 from geo_assets_tests.services.tile_world import TileWorld
+from resources.event_log.protocol import NewRecord
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 
@@ -164,6 +167,25 @@ def test_a_changed_tile_is_loaded_again_alone_and_without_a_reload(
     page.until("() => document.querySelectorAll('#changes li').length === 3")
     page.settled()
     assert page.tiles == [MIDDLE.path]
+    assert page.faults == []
+
+
+def test_a_tile_told_again_after_a_late_purge_is_loaded_again(open_page: Callable[..., Page], world: TileWorld) -> None:
+    page = open_page()
+    url = f"**/tiles/{MIDDLE.path}.mvt"
+    old = bytes_of(MIDDLE, "first")
+    page.page.route(url, lambda route: route.fulfill(status=200, body=old, headers={"ETag": f'W/"{tile_hash(old)}"'}))
+    publish(world, MIDDLE, "second")
+    page.until("() => document.querySelectorAll('#changes li').length === 1")
+    page.settled()
+    assert f"{MIDDLE.path} first" in page.names()  # From a cache that nobody could purge.
+    page.page.unroute(url)
+    state = world.ledger.read([MIDDLE.key])[MIDDLE.key]
+    told = {"z": MIDDLE.z, "x": MIDDLE.x, "y": MIDDLE.y, "hash": state.content_hash, "revision": state.revision}
+    world.log.append([NewRecord(topics.TILE_UPDATED, MIDDLE.key, json.dumps({**told, "again": True}).encode())])
+    page.shows(f"{MIDDLE.path} second")
+    assert set(page.tiles) == {MIDDLE.path}
+    assert page.loads == 1
     assert page.faults == []
 
 
