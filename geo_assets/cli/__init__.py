@@ -77,6 +77,7 @@ EXPECTED = {
     "LogError",
     "NotReady",
     "ProbeFailed",
+    "PurgeMisconfigured",
     "ReadingError",
     "SchemaError",
     "TileError",
