@@ -17,7 +17,7 @@ import numpy as np
 import structlog
 
 from geo_assets.events.dead_letter import DeadLetter
-from geo_assets.services import announce, build_worker, purging
+from geo_assets.services import announce, build_worker, engines, purging
 from geo_assets.services.build_worker import BuildTask, Built, Step
 from geo_assets.services.dead_letters import now_ms, write_dead_letters
 from geo_assets.services.pool import TaskFailed, WorkerPool
@@ -66,7 +66,7 @@ class TileResult:
 def weigh(stack: Stack, keys: Sequence[str]) -> tuple[list[str], np.ndarray]:
     """What a build of these tiles would find: work key and vertices of each, from one query."""
     digests = stack.features.digests(build_worker.boxes_of(keys, stack.layers))
-    recipe = current_recipe(stack.layers)
+    recipe = current_recipe(stack.layers, engines.version(stack))
     sources = workkey.source_digests(len(keys), digests.pair_tile, digests.pair_digest)
     work_keys = [workkey.work_key(key, digest, recipe) for key, digest in zip(keys, sources, strict=True)]
     vertices = np.bincount(digests.pair_tile, weights=digests.pair_vertices, minlength=len(keys)).astype(np.int64)

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from geo_assets.ports import tile_object
+from geo_assets.services import engines
 from geo_assets.services.recipe import current_recipe
 from geo_assets.settings import Settings
 from geo_assets.stack import Stack
 from geo_assets.tiles import workkey
-from geo_assets.tiles.encode import EncodedTile, TileFeatures, encode_tiles
+from geo_assets.tiles.encode import EncodedTile, TileFeatures
 from geo_assets.tiles.rules import rules_before_publishing
 from geo_assets.tiles.tile import Tile
 from geo_assets.tiles.zooms import tile_boxes
@@ -108,7 +109,7 @@ def _build_together(stack: Stack, tasks: Sequence[BuildTask], step: Step) -> lis
     rows = stack.features.features(boxes_of([task.key for task in tasks], stack.layers))
     digests = workkey.source_digests(len(tasks), rows.pair_tile, rows.digest[rows.pair_row])
     tiles = [Tile.from_key(task.key) for task in tasks]
-    encoded = encode_tiles(_columns(rows, tiles), stack.layers)
+    encoded = engines.encode(stack, _columns(rows, tiles))
     share_ms = (time.perf_counter() - started) * 1000 / len(tasks)
     weights = _weights(rows, len(tasks))
     return [
@@ -158,7 +159,7 @@ def _finish(
     content_hash = workkey.tile_hash(encoded.data) if encoded.data else None
     # An integrity fault leaves no hash and the tile not empty: whatever is built then is a change.
     changed = task.empty != (content_hash is None) or task.content_hash != content_hash
-    work_key = workkey.work_key(tile, digest, current_recipe(stack.layers))
+    work_key = workkey.work_key(tile, digest, current_recipe(stack.layers, engines.version(stack)))
     if changed and content_hash is not None:
         step("put", task.key)
         name = object_name(task.key, task.revision + 1, content_hash)

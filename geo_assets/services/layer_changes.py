@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import shapely
 import structlog
 
+from geo_assets.services import engines
 from geo_assets.services.recipe import current_recipe
 from geo_assets.tiles.cover import covers
 from geo_assets.tiles.tile import Box
@@ -38,7 +39,7 @@ def follow_layers(stack: Stack) -> Manifest | None:
     Call it before anything else runs in a home. Returns the manifest of the tiles to build anew; None where nothing
     changed.
     """
-    recipe = current_recipe(stack.layers)
+    recipe = current_recipe(stack.layers, engines.version(stack))
     seen = stack.ledger.get_value(SEEN)
     if seen == recipe:
         return None

@@ -16,11 +16,17 @@ if TYPE_CHECKING:
 
 
 @lru_cache(maxsize=4)
-def _recipe_of(layers: LayerSet) -> str:
+def _recipe_of(layers: LayerSet, engine: str) -> str:
     geos = ".".join(map(str, shapely.geos_version))
-    return workkey.recipe(layers, ENCODER_VERSION, geos, pyproj.proj_version_str)
+    encoder = f"{ENCODER_VERSION}, {engine}" if engine else ENCODER_VERSION
+    return workkey.recipe(layers, encoder, geos, pyproj.proj_version_str)
 
 
-def current_recipe(layers: LayerSet) -> str:
-    """Hex recipe of these layers in this process."""
-    return _recipe_of(layers)
+def current_recipe(layers: LayerSet, engine: str = "") -> str:
+    """Hex recipe of these layers in this process.
+
+    Args:
+        layers: The map's layers.
+        engine: What draws their geometries, with its versions; nothing for the encoder itself.
+    """
+    return _recipe_of(layers, engine)

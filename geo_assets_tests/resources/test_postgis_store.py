@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
 
 from geo_assets_tests.postgres_rooms import PostgresRoom, postgres_room
 from geo_assets_tests.real_services import room as name_of_a_room
@@ -296,8 +297,8 @@ def test_digests_are_found_by_an_index_that_reads_little_more_than_what_shows(
     with direct(room) as db:
         db.execute("ANALYZE standing")
         query = f"EXPLAIN (ANALYZE, FORMAT json) {postgis_reading.DIGESTS}"
-        (plan,) = db.execute(query.encode(), asked).fetchone() or (None,)
-    nodes = list(_nodes(plan[0]["Plan"]))
+        found = db.execute(query.encode(), asked).fetchall()
+    nodes = list(_nodes(found[0][0][0]["Plan"]))
     (used,) = [node for node in nodes if node.get("Index Name") == index]
     assert used["Actual Loops"] == 1
     assert used["Actual Rows"] + used.get("Rows Removed by Filter", 0) <= 40
@@ -363,7 +364,7 @@ def test_views_show_features_and_tombstones_apart(room: PostgresRoom, store: Pos
 def test_what_keeps_a_store_from_opening_is_one_line_that_names_the_setting_and_no_password(
     room: PostgresRoom, change: dict[str, str], said: str
 ) -> None:
-    parts = {**psycopg.conninfo.conninfo_to_dict(room.url), **change}
+    parts = {**conninfo_to_dict(room.url), **change}
     secret = str(parts["password"])
     url = "postgresql://{user}:{password}@{host}:{port}/{dbname}".format(**parts)
     with pytest.raises(FeatureStoreUnavailable, match=said) as caught:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from geo_assets.events import topics
 from geo_assets.ports import tile_object
-from geo_assets.services import build_worker
+from geo_assets.services import engines
 from geo_assets.services.announce import sweep_announcements
 from geo_assets.services.build import TileBuilder
 from geo_assets.services.dead_letters import scan_topic
@@ -182,14 +182,14 @@ def test_rule_15_a_tile_that_always_fails_becomes_one_dead_letter_and_costs_its_
     world.mark_hints()
     dirty = [s.key for s in world.stack.ledger.dirty(100)]
     culprit = next(key for key in dirty if key.startswith("15:"))
-    encode = build_worker.encode_tiles
+    encode = engines.encode_tiles
 
     def failing(features: Any, layers: Any) -> Any:
         if any(tile.key == culprit for tile in features.tiles):
             raise RuntimeError("no encoding this tile")
         return encode(features, layers)
 
-    monkeypatch.setattr(build_worker, "encode_tiles", failing)
+    monkeypatch.setattr(engines, "encode_tiles", failing)
     results = world.build_dirty()
     world.mark_hints()
 

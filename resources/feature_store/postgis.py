@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, TypeVar
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from resources.feature_store import postgis_mvt as mvt
 from resources.feature_store import postgis_reading as reading
 from resources.feature_store import postgis_writing as writing
 from resources.feature_store.edits import check, decide
@@ -186,6 +188,23 @@ class PostgisStore:
         """The features that show in each box: one snapshot, one query for thousands of boxes."""
         with self._reading() as db:
             return reading.features(db, boxes)
+
+    # -- drawing tiles -----------------------------------------------------------------------------------------------
+    @cached_property
+    def mvt_version(self) -> str:
+        """What in the server a drawn geometry depends on, when it was first asked for; see `postgis_mvt`."""
+        with self._reading() as db:
+            return mvt.version(db)
+
+    def draw(self, geometries: Sequence[bytes], *, extent: int, buffer: int) -> bytes:
+        """Draw geometries into their tiles by ST_AsMVT; see `postgis_mvt.draw`.
+
+        Raises:
+            FeatureStoreUnavailable: The server cannot be asked now.
+            FeatureStoreError: PostGIS cannot draw one of them.
+        """
+        with self._reading() as db:
+            return mvt.draw(db, geometries, extent=extent, buffer=buffer)
 
     # -- reading -----------------------------------------------------------------------------------------------------
     def get(self, source: str, feature_id: str) -> Feature | None:

@@ -167,7 +167,7 @@ def row_of(edit: Edit, now_ms: int) -> tuple[Any, ...]:
 def feature_of(row: Sequence[Any]) -> Feature:
     """The feature in a row of `READ`."""
     bbox = None if row[5] is None else (row[5], row[6], row[7], row[8])
-    return Feature(*row[:5], bbox, *row[9:16])
+    return Feature(row[0], row[1], row[2], row[3], row[4], bbox, row[9], row[10], row[11], *row[12:16])
 
 
 def _copy(db: Connection, statement: str, types: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from geo_assets.tiles.encode import few
 from geo_assets.tiles.encode.framing import Features, frame
-from geo_assets.tiles.encode.grid import Place, draw, simplify
+from geo_assets.tiles.encode.grid import Draw, Place, draw, simplify
 from geo_assets.tiles.encode.mercator import world
 from geo_assets.tiles.encode.ragged import Bools, Ints, spread, where
 from geo_assets.tiles.encode.shapes import Geometries, Shapes, concatenate, geos, shapes_of_wkb
@@ -82,7 +82,7 @@ class EncodedTile:
     extent: tuple[int, int, int, int] | None
 
 
-def encode_tiles(features: TileFeatures, layers: LayerSet) -> list[EncodedTile]:
+def encode_tiles(features: TileFeatures, layers: LayerSet, draw: Draw = draw) -> list[EncodedTile]:
     """Encode a batch of tiles.
 
     A tile has the same bytes alone, in any batch, and under any order of rows and pairs: its features are sorted by
@@ -95,18 +95,19 @@ def encode_tiles(features: TileFeatures, layers: LayerSet) -> list[EncodedTile]:
     Args:
         features: Columns of features and the pairs that say which tile shows which.
         layers: The layers, in drawing order, and the grid.
+        draw: The engine that clips, rounds and mends geometries; this package's own unless told otherwise.
 
     Returns:
         One tile for each of `features.tiles`, in their order.
     """
     if len(features.tiles) == 1 and max(len(features.pair_row), len(features.source)) <= few.FEATURES:
-        return [_encode_few(features, layers)]
-    return _encode_many(features, layers)
+        return [_encode_few(features, layers, draw)]
+    return _encode_many(features, layers, draw)
 
 
-def _encode_many(features: TileFeatures, layers: LayerSet) -> list[EncodedTile]:
+def _encode_many(features: TileFeatures, layers: LayerSet, draw: Draw = draw) -> list[EncodedTile]:
     """`encode_tiles` with arrays: any number of tiles and features."""
-    rows = _Rows(features, layers)
+    rows = _Rows(features, layers, draw)
     pair_tile = np.asarray(features.pair_tile, np.int64)
     pair_row = np.asarray(features.pair_row, np.int64)
     if len(pair_tile) and (pair_tile[1:] < pair_tile[:-1]).any():
@@ -121,7 +122,7 @@ def _encode_many(features: TileFeatures, layers: LayerSet) -> list[EncodedTile]:
     return result
 
 
-def _encode_few(features: TileFeatures, layers: LayerSet) -> EncodedTile:
+def _encode_few(features: TileFeatures, layers: LayerSet, draw: Draw = draw) -> EncodedTile:
     """`encode_tiles` of one tile with few features: geometries as arrays, everything else one by one."""
     (tile,) = features.tiles
     shown: list[int] = np.asarray(features.pair_row).tolist()
@@ -214,8 +215,9 @@ def _chunks(bounds: Ints, work: Ints) -> Iterator[tuple[int, int]]:
 class _Rows:
     """The distinct features of a batch, made ready once: shapes, tags, ids, order, and what is wrong with which."""
 
-    def __init__(self, features: TileFeatures, layers: LayerSet) -> None:
+    def __init__(self, features: TileFeatures, layers: LayerSet, draw: Draw) -> None:
         self.features = features
+        self.draw = draw
         self.layers = layers
         count = len(features.source)
         self.faults: dict[int, str] = {}
@@ -286,7 +288,7 @@ class _Rows:
             pair_tile, pair_row = pair_tile.repeat(counts), pair_row.repeat(counts)
         zoom = place[pair_tile, 0]
         shapes, drawn_item = self._at_zooms(item, zoom)
-        drawn = draw(shapes, drawn_item, Place.of(place[pair_tile], self.layers.extent), buffer=self.layers.buffer)
+        drawn = self.draw(shapes, drawn_item, Place.of(place[pair_tile], self.layers.extent), buffer=self.layers.buffer)
         for pair, reason in drawn.faults:
             left_out[int(pair_tile[pair])].append(self._left_out(int(pair_row[pair]), reason))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -110,6 +110,14 @@ def _has_flat_corner(shapes: Shapes, tolerance: Floats) -> Bools:
     flat[shapes.points[:-1]] = False
     flat[shapes.points[1:] - 1] = False
     return np.logical_or.reduceat(flat, shapes.item_points()[:-1])
+
+
+class Draw(Protocol):
+    """The step that another engine may take instead of `draw`; the arguments are the same."""
+
+    def __call__(self, shapes: Shapes, item: Ints | None, place: Place, *, buffer: int) -> Drawn:
+        """Draw items into tiles."""
+        ...
 
 
 def draw(shapes: Shapes, item: Ints | None, place: Place, *, buffer: int) -> Drawn:
