@@ -1,39 +1,127 @@
-"""A broker of its own that is killed under load: one test, as each costs a start and a recovery."""
+"""A broker of its own: rights, TLS, and a kill under load. One broker and one kill, as each costs many seconds."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from geo_assets_tests.needs import missing
-from geo_assets_tests.resources.contract_event_log import read_all
+from geo_assets_tests.resources.contract_event_log import drain, read_all, until
+from geo_assets_tests.resources.kafka_broker import GuardedKafka, started
+from geo_assets_tests.resources.kafka_harness import admin_of
 from geo_assets_tests.resources.log_processes import after
 from resources.event_log.kafka import KafkaEventLog
-from resources.event_log.kafka_options import KafkaOptions
-from resources.event_log.protocol import LogUnavailable, NewRecord, Position, TopicSpec
-from scripts.local_services.faults import MissingProgram
-from scripts.local_services.services import Services
+from resources.event_log.kafka_options import KafkaOptions, options_from
+from resources.event_log.protocol import LogError, LogUnavailable, NewRecord, Position, TopicSpec
+
+pytestmark = pytest.mark.service("kafka")
 
 
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Services]:
-    services = Services(tmp_path / "services")
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedKafka]:
+    broker = started(tmp_path_factory.mktemp("broker") / "kafka")
+    yield broker
+    broker.remove()
+
+
+def user_s(broker: GuardedKafka) -> KafkaOptions:
+    """Options of the user with a password."""
+    return options_from(
+        broker.setting("TEST_KAFKA_SASL_SERVERS"),
+        topic_prefix="theirs.",
+        security_protocol="SASL_PLAINTEXT",
+        sasl_username=broker.setting("TEST_KAFKA_SASL_USERNAME"),
+        sasl_password=broker.setting("TEST_KAFKA_SASL_PASSWORD"),
+    )
+
+
+def allow(broker: GuardedKafka, user: str, *operations: str) -> None:
+    """Give rights on everything that begins with `theirs.`, as whoever runs the cluster does it."""
+    from confluent_kafka.admin import (
+        AclBinding,
+        AclOperation,
+        AclPermissionType,
+        ResourcePatternType,
+        ResourceType,
+    )
+
+    admin = admin_of(broker.setting("GEO_ASSETS_KAFKA_SERVERS"))
+    bindings = [
+        AclBinding(
+            kind, "theirs.", ResourcePatternType.PREFIXED, f"User:{user}", "*", AclOperation[operation],
+            AclPermissionType.ALLOW,
+        )
+        for kind in (ResourceType.TOPIC, ResourceType.GROUP)
+        for operation in operations
+    ]  # fmt: skip
+    for future in admin.create_acls(bindings).values():
+        future.result(timeout=20)
+
+
+def test_a_user_without_the_right_to_create_topics_is_told_which_are_missing_and_works_with_those_that_are_there(
+    broker: GuardedKafka,
+) -> None:
+    options = user_s(broker)
+    user = options.security["sasl.username"]
+    log = KafkaEventLog(options)
+    with pytest.raises(LogError, match=r"does not let user 'geo_assets' .*SASL_USERNAME.* describe topic theirs\.a"):
+        log.ensure_topics([TopicSpec("a")])
+
+    owner = KafkaEventLog(KafkaOptions(broker.setting("GEO_ASSETS_KAFKA_SERVERS"), topic_prefix="theirs."))
+    owner.ensure_topics([TopicSpec("a", partitions=2, retention_ms=60_000)])
+    allow(broker, user, "DESCRIBE", "READ")
+    until(lambda: may(lambda: log.topic_id("a")), why="the rights do not arrive")
+    began = time.monotonic()
+    with pytest.raises(LogError, match=r"topics theirs\.b, theirs\.c are missing.*_SASL_USERNAME.*may not") as raised:
+        log.ensure_topics([TopicSpec("a"), TopicSpec("b"), TopicSpec("c")])
+    assert time.monotonic() - began < 5
+    assert "\n" not in str(raised.value)
+    # Neither grown nor changed, and good enough.
+    log.ensure_topics([TopicSpec("a", partitions=4)])
+    assert log.topics()["a"].partitions == 2
+    with pytest.raises(LogError, match=r"does not let user .* append to theirs\.a") as raised:
+        log.append([NewRecord("a", "k", b"")])
+    assert not isinstance(raised.value, LogUnavailable)
+
+    allow(broker, user, "WRITE")
+    until(lambda: may(lambda: log.append([NewRecord("a", "k", b"1")])), why="the rights do not arrive")
+    consumer = log.consumer("g", ["a"])
+    consumer.commit(after(drain(consumer, 1)))
+    assert sum(log.committed("g", "a").values()) == 1
+    log.close()
+    owner.close()
+
+
+def may(call: Callable[[], Any]) -> bool:
     try:
-        services.start("kafka")
-    except MissingProgram as fault:
-        missing(str(fault))
-    yield services
-    services.remove("kafka")
+        call()
+    except LogError:
+        return False
+    return True
 
 
-@pytest.mark.service("kafka")
-def test_rule_2_a_broker_killed_under_load_loses_nothing_acknowledged_and_needs_no_hand(broker: Services) -> None:
-    options = KafkaOptions(broker.settings()["GEO_ASSETS_KAFKA_SERVERS"], request_timeout_s=4.0)
+def test_tls_is_trusted_by_the_authority_that_is_named(broker: GuardedKafka) -> None:
+    servers = broker.setting("ssl")
+    log = KafkaEventLog(options_from(servers, security_protocol="SSL", ssl_ca=broker.certificate))
+    log.ensure_topics([TopicSpec("over-tls")])
+    log.append([NewRecord("over-tls", "k", b"1")])
+    assert [r.value for r in read_all(log, "over-tls")] == [b"1"]
+    log.close()
+
+    log = KafkaEventLog(options_from(servers, security_protocol="SSL"))
+    began = time.monotonic()
+    with pytest.raises(LogUnavailable, match="GEO_ASSETS_KAFKA_SSL_CA") as raised:
+        log.ensure_topics([TopicSpec("over-tls")])
+    assert time.monotonic() - began < 10
+    assert "\n" not in str(raised.value)
+    log.close()
+
+
+def test_rule_2_a_broker_killed_under_load_loses_nothing_acknowledged_and_needs_no_hand(broker: GuardedKafka) -> None:
+    options = KafkaOptions(broker.setting("GEO_ASSETS_KAFKA_SERVERS"), request_timeout_s=4.0)
     log = KafkaEventLog(options)
     log.ensure_topics([TopicSpec("t")])
     # The first question of all about a group, while its coordinator is only being made.
@@ -91,15 +179,15 @@ def test_rule_2_a_broker_killed_under_load_loses_nothing_acknowledged_and_needs_
     threads += [threading.Thread(target=guarded, args=(work,)) for work in (consume, look)]
     for thread in threads:
         thread.start()
-    while len(polled) < 100 and time.monotonic() < deadline:
+    while len(polled) < 100 and not faults and time.monotonic() < deadline:
         time.sleep(0.05)
 
-    broker.kill("kafka")
+    broker.kill()
     time.sleep(1.0)
     began = time.monotonic()
-    broker.start("kafka")
+    broker.start({})
     before = len(acknowledged)
-    while len(acknowledged) < before + 200 and time.monotonic() < deadline:
+    while len(acknowledged) < before + 200 and not faults and time.monotonic() < deadline:
         time.sleep(0.05)
     recovery_s = time.monotonic() - began
     stop.set()

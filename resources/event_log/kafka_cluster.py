@@ -51,6 +51,8 @@ class TopicInfo:
 
     spec: TopicSpec
     id: str
+    led: bool
+    """Every partition has a leader: it can be written and read."""
 
     def check(self, partition: int) -> None:
         """Raise UnknownPartition unless the topic has this one."""
@@ -208,7 +210,8 @@ class KafkaCluster:
             waits = [
                 spec.name
                 for spec in specs
-                if spec.name in names and ((info := found[spec.name]) is None or info.spec.partitions < spec.partitions)
+                if spec.name in names
+                and ((info := found[spec.name]) is None or not info.led or info.spec.partitions < spec.partitions)
             ]
             names = waits
             if not names or time.monotonic() > deadline:
@@ -238,13 +241,17 @@ class KafkaCluster:
                 found[name] = None
                 self._known.pop(name, None)
                 continue
-            info = TopicInfo(self._spec(name, len(answer.partitions), configs[self.full(name)]), _id(answer.topic_id))
+            info = TopicInfo(
+                self._spec(name, len(answer.partitions), configs[self.full(name)]),
+                _id(answer.topic_id),
+                all(part.leader is not None for part in answer.partitions),
+            )
             found[name] = info
             self._known[name] = (now, info)
         return found
 
     def _described(self, full: Sequence[str]) -> dict[str, Any]:
-        """Descriptions by full name; None of an unknown topic. Waits for topics whose leaders are being found."""
+        """Descriptions by full name; None of an unknown topic."""
         deadline = time.monotonic() + self.options.request_timeout_s
         while True:
             answers = self._ask(
@@ -259,14 +266,14 @@ class KafkaCluster:
                     found[name] = None
                 elif error is not None and error.code() not in PASSING:
                     raise self.watch.explained(error, f"describe topic {name}")
-                elif error is not None or any(part.leader is None for part in answer.partitions):
+                elif error is not None:
                     waits = True
                 else:
                     found[name] = answer
             if not waits:
                 return found
             if time.monotonic() > deadline:
-                raise LogUnavailable(f"{self.options.where}: partitions of {', '.join(sorted(full))} have no leader")
+                raise LogUnavailable(f"{self.options.where} does not find {', '.join(sorted(full))} now")
             time.sleep(0.05)
 
     def _configs(self, full: Sequence[str]) -> dict[str, Mapping[str, str]]:
@@ -313,6 +320,8 @@ class KafkaCluster:
         except LogUnavailable:
             if stamped is None or max_age_s is not None:
                 raise
+            # Not asked again by each record: whoever writes or reads finds out by itself.
+            self._known[name] = (time.monotonic(), stamped[1])
             return stamped[1]
         if info is None:
             raise self.unknown(name)

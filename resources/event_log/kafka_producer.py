@@ -14,7 +14,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from resources.event_log.kafka_cluster import BATCH_BYTES, KafkaCluster, TopicInfo, base_settings, made
-from resources.event_log.kafka_faults import UNKNOWN_TOPIC, Watch, error_of
+from resources.event_log.kafka_faults import DENIED, UNKNOWN_TOPIC, Watch, error_of
 from resources.event_log.protocol import (
     InvalidRecord,
     LogError,
@@ -64,6 +64,16 @@ class _Append:
         return self._done.wait(seconds)
 
 
+class _Client:
+    """A producer, and what ended it: after a fatal error (librdkafka's word) only a new one can go on."""
+
+    __slots__ = ("fatal", "producer")
+
+    def __init__(self, producer: Producer) -> None:
+        self.producer = producer
+        self.fatal: KafkaError | None = None
+
+
 class KafkaAppender:
     """`EventLog.append` on Kafka. Safe for many threads."""
 
@@ -72,7 +82,7 @@ class KafkaAppender:
         self._options = cluster.options
         self._watch = Watch(cluster.options)
         self._lock = threading.Lock()
-        self._producer: Producer | None = None
+        self._client: _Client | None = None
         self._closed = threading.Event()
 
     def append(self, records: Sequence[NewRecord]) -> list[Position]:
@@ -87,10 +97,10 @@ class KafkaAppender:
         prepared = [self._prepare(topics[record.topic], record) for record in records]
         under_way = _Append(len(prepared))
         deadline = time.monotonic() + self._options.delivery_timeout_s + 2.0
-        producer = self._running(prepared[0]["topic"])
+        client = self._running(prepared[0]["topic"])
         self._watch.forget()
         for index, arguments in enumerate(prepared):
-            self._send(producer, arguments, under_way.report(index), deadline)
+            self._send(client, arguments, under_way.report(index), deadline)
         doing = f"append to {', '.join(sorted({self._cluster.full(record.topic) for record in records}))}"
         while not under_way.wait(0.5):
             if time.monotonic() > deadline or self._closed.is_set():
@@ -98,17 +108,20 @@ class KafkaAppender:
             refusal = self._watch.refusal()
             if refusal is not None:
                 raise refusal
+            if client.fatal is not None:
+                raise self._explained(client, client.fatal, doing, topics)
         if under_way.error is not None:
-            raise self._explained(under_way.error, doing, topics)
+            raise self._explained(client, client.fatal or under_way.error, doing, topics)
         return under_way.positions  # pyright: ignore[reportReturnType]
 
-    def _explained(self, error: KafkaError, doing: str, topics: dict[str, TopicInfo]) -> LogError:
+    def _explained(self, client: _Client, error: KafkaError, doing: str, topics: dict[str, TopicInfo]) -> LogError:
         if error.code() in UNKNOWN_TOPIC | {KafkaError._UNKNOWN_PARTITION}:
             for name in topics:
                 self._cluster.forget(name)
         if error.fatal() or error.code() in (KafkaError._FATAL, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT):
-            # The broker lost this producer's sequence: only a new producer can go on.
-            self._replace()
+            self._replace(client)
+            if error.code() in DENIED:
+                return self._watch.explained(error, doing)
             return LogUnavailable(f"{doing}: the producer had to be made anew: {error.str()}")
         if error.code() in (KafkaError._MSG_TIMED_OUT, KafkaError.REQUEST_TIMED_OUT, KafkaError._TIMED_OUT):
             why = self._watch.unavailable(doing, error)
@@ -144,9 +157,8 @@ class KafkaAppender:
             arguments["timestamp"] = record.timestamp_ms
         return arguments
 
-    def _send(
-        self, producer: Producer, arguments: dict[str, Any], report: Callable[..., None], deadline: float
-    ) -> None:
+    def _send(self, client: _Client, arguments: dict[str, Any], report: Callable[..., None], deadline: float) -> None:
+        producer = client.producer
         while True:
             try:
                 producer.produce(**arguments, on_delivery=report)
@@ -155,7 +167,7 @@ class KafkaAppender:
                 # Full with what others append: it empties as the broker acknowledges.
                 if time.monotonic() > deadline:
                     raise self._watch.unavailable(f"append to {arguments['topic']}: the queue is full") from None
-                producer.poll(0.05)
+                time.sleep(0.02)
             except KafkaException as raised:
                 error = error_of(raised)
                 if error.code() == KafkaError._UNKNOWN_PARTITION and time.monotonic() < deadline:
@@ -163,9 +175,9 @@ class KafkaAppender:
                     self._refresh(producer, arguments["topic"])
                     continue
                 if error.code() == KafkaError._QUEUE_FULL and time.monotonic() < deadline:
-                    producer.poll(0.05)
+                    time.sleep(0.02)
                     continue
-                raise self._explained(error, f"append to {arguments['topic']}", {}) from None
+                raise self._explained(client, error, f"append to {arguments['topic']}", {}) from None
 
     def _refresh(self, producer: Producer, full_name: str) -> None:
         try:
@@ -174,14 +186,14 @@ class KafkaAppender:
             raise self._watch.explained(error_of(raised), f"append to {full_name}") from None
         time.sleep(0.02)
 
-    def _running(self, full_name: str) -> Producer:
+    def _running(self, full_name: str) -> _Client:
         with self._lock:
             if self._closed.is_set():
                 raise LogUnavailable(f"this client of {self._options.where} is closed")
-            producer = self._producer
-            if producer is None:
+            client = self._client
+            if client is None:
                 options = self._options
-                producer = self._producer = made(
+                producer: Producer = made(
                     Producer,
                     base_settings(options, self._watch)
                     | {
@@ -204,25 +216,30 @@ class KafkaAppender:
                 # Connects first: a producer that is given its first record meanwhile loses a second to a retry.
                 with suppress(KafkaException):
                     producer.list_topics(full_name, timeout=2.0)
-                threading.Thread(
-                    target=_serve, args=(producer, self._closed), name="kafka deliveries", daemon=True
-                ).start()
-            return producer
+                client = self._client = _Client(producer)
+                threading.Thread(target=self._serve, args=(client,), name="kafka deliveries", daemon=True).start()
+            return client
 
-    def _replace(self) -> None:
+    def _serve(self, client: _Client) -> None:
+        """Serve delivery reports until the log is closed, or the producer was replaced and has none left."""
+        while not self._closed.is_set() and (self._client is client or len(client.producer)):
+            try:
+                client.producer.poll(0.2)
+            except KafkaException as raised:
+                client.fatal = error_of(raised)
+                self._replace(client)
+                self._closed.wait(0.05)
+
+    def _replace(self, client: _Client) -> None:
         with self._lock:
-            self._producer = None
+            if self._client is client:
+                self._client = None
 
     def close(self, seconds: float = 5.0) -> None:
         """Send what other threads still append, then end."""
         with self._lock:
-            producer, self._producer = self._producer, None
-        if producer is not None:
-            producer.flush(seconds)
+            client, self._client = self._client, None
+        if client is not None:
+            with suppress(KafkaException):
+                client.producer.flush(seconds)
         self._closed.set()
-
-
-def _serve(producer: Producer, closed: threading.Event) -> None:
-    """Serve delivery reports until the log is closed."""
-    while not closed.is_set():
-        producer.poll(0.2)
