@@ -2,8 +2,8 @@
 
 Three rules, each with a story that goes wrong without it (the tests walk them all):
 
-- A snapshot is written when every trigger up to it is acknowledged. One written before would skip a trigger that a crash
-  then loses.
+- A snapshot is written when every trigger up to it is acknowledged. One written before would skip a trigger that a
+  crash then loses.
 - New fences are adopted at a snapshot, written first, that names them as the ones in force from its offsets on. After a
   start, state, counts, rules and fences come from the snapshot alone.
 - After a start, no newer fences are adopted before the highest source found in the tail of `[triggers]` has been read

@@ -274,7 +274,8 @@ class Tracker:
     def _work(self, batch: Positions, clock: _Clock, wrong_time: Bools, future: Bools) -> _Work:
         """The positions that can be used, their devices (new ones are made) and the fences that cover them."""
         count, rules, counts, devices = len(batch), self.rules, self.counts, self._devices
-        number = np.fromiter(map(devices.number.get, batch.device, repeat(NONE)), np.int64, count)
+        known: Any = devices.number.get
+        number = np.fromiter(map(known, batch.device, repeat(NONE)), np.int64, count)
         unknown = np.flatnonzero(number < 0)
         accuracy = np.where(np.isnan(batch.accuracy_m), 0.0, batch.accuracy_m)
         lost = wrong_time | ~((np.abs(batch.lon) <= 180.0) & (np.abs(batch.lat) <= 90.0) & (accuracy >= 0.0))

@@ -178,7 +178,7 @@ class Triggers:
             epoch: Of the routing run.
             emitted_ns: When they were made, nanoseconds since the epoch.
         """
-        ids, revision, make = self.fence_ids, self.fence_revision, Trigger
+        ids, revision, make = list(self.fence_ids), self.fence_revision, Trigger
         return [
             make(device, ids[fence], state, time, sequence, priority, partition, source, revision, epoch, emitted_ns)
             for device, fence, state, time, sequence, priority, partition, source in zip(

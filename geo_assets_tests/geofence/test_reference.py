@@ -77,7 +77,7 @@ def random_story(rng: np.random.Generator, count: int) -> tuple[FenceSet, list[R
             now += int(rng.choice([60_000, 400_000]))
         device = int(rng.integers(0, devices))
         partition = device % partitions
-        time = now + int(rng.choice([0, 0, 0, -500, -5000, 70_000, -130_000]))
+        time = now + int(rng.choice([0] * 25 + [-500, -5000, 70_000, -130_000]))
         received = now if rng.random() < 0.9 else 1 << 60
         if dice < 0.08:
             story.append(Record(partition, offset[partition], None, time, received=received))

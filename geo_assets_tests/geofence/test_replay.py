@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from functools import cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -124,9 +125,9 @@ def fault(log: tuple[Told, ...], inside: bool | None) -> str | None:
             return f"one key, two triggers: {seen[key(one)]} and {one}"
     states = [one.state for one in seen.values()]
     moves = [state for state in states if state != "DWELL"]
-    if any(a == b for a, b in zip(moves, moves[1:], strict=False)) or moves[:1] == ["EXIT"]:
+    if any(a == b for a, b in pairwise(moves)) or moves[:1] == ["EXIT"]:
         return f"a consumer sees {states}"
-    if any(state == "DWELL" and before != "ENTER" for before, state in zip(["", *states], states, strict=False)):
+    if any(state == "DWELL" and before != "ENTER" for before, state in pairwise(["", *states])):
         return f"a consumer sees {states}"
     if inside is not None and (moves[-1:] == ["ENTER"]) != inside:
         return f"a consumer sees {states}, the device is {'inside' if inside else 'outside'}"
@@ -217,8 +218,8 @@ def killed_run(seed: int) -> int:
         elif dice < 0.8 and changes:
             following, _ = newest.apply(changes.pop(0))
             newest = sets[following.revision] = following
-        elif dice < 0.9 and tracker.revision < newest.revision:
-            if replay.may_adopt(tracker.offsets, in_flight=len(flying)):
+        elif dice < 0.9 and replay.may_adopt(tracker.offsets, in_flight=len(flying)):
+            if tracker.revision < newest.revision:
                 adoptions[newest.revision] = tracker.offsets
                 flying += told(adopt(tracker, newest, keep))
         elif dice > 0.97 and steps_left > 500:

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import json
+import math
+
+from geo_assets.events.models import PositionEvent
+from geo_assets.events.records import position_value
+from geo_assets.geofence.positions import read_positions, tick_value
+from geo_assets_tests.geofence.world import NOON
+
+
+def test_records_of_positions_and_ticks_become_columns() -> None:
+    said = PositionEvent(device_id="bus-18", lon=24.9, lat=60.1, time="2026-05-01T12:00:00.250Z", accuracy_m=12)
+    values = [
+        json.dumps(position_value(said)).encode(),
+        tick_value(NOON),
+        b'{"device_id":"x","event_time_ms":1,"lon":1,"lat":2}',
+    ]
+    columns, poison = read_positions(values, [0, 1, 0], [7, 0, 8], [NOON, NOON, 5])
+    assert not poison
+    assert columns.device == ["bus-18", None, "x"]
+    assert columns.time_ms.tolist() == [NOON + 250, NOON, 1]
+    assert columns.lon.tolist()[::2] == [24.9, 1.0]
+    assert columns.accuracy_m[0] == 12
+    assert math.isnan(columns.accuracy_m[2])
+    assert (columns.partition.tolist(), columns.offset.tolist(), columns.received_ms.tolist()) == (
+        [0, 1, 0], [7, 0, 8], [NOON, NOON, 5],
+    )  # fmt: skip
+
+
+def test_poison_is_named_by_its_row_and_keeps_its_offset() -> None:
+    values = [None, b"{", b'{"lon":1}', b'{"event_time_ms":"1"}', b"\xff", tick_value(NOON), b'{"event_time_ms":1e30}']
+    columns, poison = read_positions(values, [0] * 7, list(range(7)), [NOON] * 7)
+    assert poison == [0, 1, 2, 3, 4, 6]
+    assert columns.offset.tolist() == list(range(7))
+    assert columns.device == [None] * 7
+
+
+def test_a_time_beyond_64_bits_is_out_of_range_like_any_other() -> None:
+    columns, poison = read_positions([b'{"device_id":"d","event_time_ms":%d}' % (1 << 63)], [0], [0], [NOON])
+    assert not poison
+    assert columns.time_ms.tolist() == [0]
