@@ -284,12 +284,13 @@ def test_a_marks_value_is_larger_than_that_of_a_transaction_it_waited_for(
     ledger.mark([TILE])
     with psycopg.connect(conninfo(room.url, room.schema)) as open_one:
         postgres_tables.lock(open_one, [TILE])
-        value = postgres_tables.next_mark(open_one)
         raised: list[int] = []
         waiting = threading.Thread(target=lambda: raised.append(ledger.mark([TILE, OTHER])))
         waiting.start()
         time.sleep(0.2)
         assert waiting.is_alive()
+        # Taken after the other began to wait: had that one its value already, it would be the smaller one.
+        value = postgres_tables.next_mark(open_one)
         # Another tile's mark does not wait.
         assert ledger.mark([THIRD]) > value
         open_one.commit()
