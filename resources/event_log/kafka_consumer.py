@@ -87,7 +87,7 @@ class KafkaConsumer:
         self._rewind: set[Pair] = set()
         self._lost: dict[Pair, int] = {}
         self._fault: LogError | None = None
-        self._turn = 0
+        self._began: Pair = ("", -1)
         for name in self.topics:
             cluster.known(name, max_age_s=0.0)
         if from_end:
@@ -319,9 +319,11 @@ class KafkaConsumer:
         pairs = sorted(pair for pair, records in self._ready.items() if records)
         if not pairs or max_records < 1:
             return []
-        self._turn = (self._turn + 1) % len(pairs)
+        # The one after the last that began: pairs come and go, so that a number would skip some.
+        turn = next((index for index, pair in enumerate(pairs) if pair > self._began), 0)
+        self._began = pairs[turn]
         found: list[Record] = []
-        for pair in pairs[self._turn :] + pairs[: self._turn]:
+        for pair in pairs[turn:] + pairs[:turn]:
             records = self._ready[pair]
             while records and len(found) < max_records:
                 found.append(records.popleft())
