@@ -71,7 +71,7 @@ class FenceIndex:
     """The fences of a set, prepared, in Z-order under a tree of their boxes.
 
     A fence of several parts (those split at ±180 among them) is as many entries. Fences are named by their position in
-    the set. Made once for a revision, 3 µs a fence, and read by any number of threads.
+    the set. Made once for a revision, 3 µs a fence, on any thread; asked by one at a time.
 
     Args:
         fence_set: The set.

@@ -5,7 +5,9 @@ Columns of numbers that grow by doubling; rows are used again. What happens to t
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -121,11 +123,17 @@ class Devices(_Columns):
             names: Their ids, each once, none known.
         """
         rows = self.take(len(names))
-        self.names += [""] * (self.end - len(self.names))
-        for name, row in zip(names, rows.tolist(), strict=True):
+        numbers = rows.tolist()
+        again = len(names) - (self.end - len(self.names))
+        for name, row in zip(names[:again], numbers, strict=False):
             self.names[row] = name
-            self.number[name] = row
+        self.names += names[again:]
+        self.number.update(zip(names, numbers, strict=True))
         return rows
+
+    def rows(self) -> Ints:
+        """All devices."""
+        return np.flatnonzero(self.seen[: self.end] != NONE)
 
     def remove(self, rows: Ints) -> None:
         """Forget devices; their stays are somebody else's to close."""
@@ -213,18 +221,41 @@ SNAPSHOT_VERSION = b"\x01"
 """First byte of a snapshot."""
 
 
-class Snapshot(msgspec.Struct, array_like=True):
-    """A tracker as bytes: columns are little-endian int64 or float64, one after the other.
+DEVICE_COLUMNS = (
+    "seen", "time", "lon", "lat", "accuracy", "odd_lon", "odd_lat", "odd", "sequence", "partition",
+)  # fmt: skip
+STAY_COLUMNS = ("device", "fence", "since", "due")
+FLOAT_COLUMNS = frozenset({"lon", "lat", "accuracy", "odd_lon", "odd_lat"})
+
+
+class _Head(msgspec.Struct, array_like=True):
+    revision: int
+    rules: dict[str, Any]
+    offsets: dict[int, int]
+    watermarks: dict[int, int]
+    devices: list[str]
+    fences: list[str]
+    priorities: list[int]
+    stays: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A tracker at one moment; its columns are copies, so that another thread may write them while the tracker goes on.
+
+    As bytes: the version byte, the length of the head (4 bytes, little endian), the head as a MessagePack array (the
+    members here up to `priorities`, and the number of stays), then the columns of the devices and of the stays in the
+    order of `DEVICE_COLUMNS` and `STAY_COLUMNS`, little-endian int64 or float64.
 
     Args:
         revision: Of the fences *from these offsets on*.
-        rules: The tracker's rules, as JSON members.
+        rules: The tracker's rules, by name.
         offsets: Partition -> offset of the next record.
         watermarks: Partition -> highest event time.
         devices: Ids.
-        device_columns: Name -> column.
         fences: Ids of the fences in which somebody is, sorted.
         priorities: Of these fences before the revision.
+        device_columns: Name -> column.
         stay_columns: Name -> column; `device` and `fence` are positions in the lists here.
     """
 
@@ -233,14 +264,23 @@ class Snapshot(msgspec.Struct, array_like=True):
     offsets: dict[int, int]
     watermarks: dict[int, int]
     devices: list[str]
-    device_columns: dict[str, bytes]
     fences: list[str]
     priorities: list[int]
-    stay_columns: dict[str, bytes]
+    device_columns: dict[str, npt.NDArray[Any]]
+    stay_columns: dict[str, npt.NDArray[Any]]
 
     def to_bytes(self) -> bytes:
-        """The bytes, version first."""
-        return SNAPSHOT_VERSION + _encode(self)
+        """The bytes, version first: 84 a device and its id, 32 a stay."""
+        head = _encode(
+            _Head(
+                self.revision, self.rules, self.offsets, self.watermarks, self.devices, self.fences, self.priorities,
+                len(self.stay_columns["device"]),
+            )
+        )  # fmt: skip
+        columns = [self.device_columns[name].astype(_kind(name), copy=False) for name in DEVICE_COLUMNS]
+        columns += [self.stay_columns[name].astype(_kind(name), copy=False) for name in STAY_COLUMNS]
+        parts: list[Any] = [SNAPSHOT_VERSION, struct.pack("<I", len(head)), head, *map(np.ascontiguousarray, columns)]
+        return b"".join(parts)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Snapshot:
@@ -254,9 +294,35 @@ class Snapshot(msgspec.Struct, array_like=True):
                 f"snapshot: version byte {data[:1].hex() or 'missing'}, known is {SNAPSHOT_VERSION.hex()}"
             )
         try:
-            return _decode(memoryview(data)[1:])
-        except msgspec.MsgspecError as fault:
+            (length,) = struct.unpack_from("<I", data, 1)
+            head = _decode(memoryview(data)[5 : 5 + length])
+        except (struct.error, msgspec.MsgspecError) as fault:
             raise SnapshotError(f"snapshot: {fault}") from None
+        devices = len(head.devices)
+        place = 5 + length
+        expected = place + 8 * (len(DEVICE_COLUMNS) * devices + len(STAY_COLUMNS) * head.stays)
+        if len(data) != expected:
+            raise SnapshotError(f"snapshot: {len(data)} bytes, its head says {expected}")
+        columns: list[dict[str, npt.NDArray[Any]]] = []
+        for names, count in ((DEVICE_COLUMNS, devices), (STAY_COLUMNS, head.stays)):
+            columns.append({})
+            for name in names:
+                columns[-1][name] = np.frombuffer(data, _kind(name), count, place)
+                place += 8 * count
+        return cls(
+            head.revision,
+            head.rules,
+            head.offsets,
+            head.watermarks,
+            head.devices,
+            head.fences,
+            head.priorities,
+            *columns,
+        )
+
+
+def _kind(name: str) -> str:
+    return "<f8" if name in FLOAT_COLUMNS else "<i8"
 
 
 class SnapshotError(ValueError):
@@ -264,20 +330,4 @@ class SnapshotError(ValueError):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Snapshot).decode
-
-DEVICE_COLUMNS = (
-    "seen", "time", "lon", "lat", "accuracy", "odd_lon", "odd_lat", "odd", "sequence", "partition",
-)  # fmt: skip
-FLOAT_COLUMNS = frozenset({"lon", "lat", "accuracy", "odd_lon", "odd_lat"})
-STAY_COLUMNS = ("device", "fence", "since", "due")
-
-
-def to_column(values: npt.NDArray[Any], name: str) -> bytes:
-    """A column's bytes."""
-    return values.astype("<f8" if name in FLOAT_COLUMNS else "<i8").tobytes()
-
-
-def of_column(data: bytes, name: str) -> npt.NDArray[Any]:
-    """A column of bytes."""
-    return np.frombuffer(data, "<f8" if name in FLOAT_COLUMNS else "<i8")
+_decode = msgspec.msgpack.Decoder(_Head).decode

@@ -57,8 +57,6 @@ from geo_assets.geofence.state import (
     Snapshot,
     SnapshotError,
     Stays,
-    of_column,
-    to_column,
 )
 from geo_assets.geofence.triggers import DWELL, ENTER, EXIT, Triggers
 
@@ -179,6 +177,8 @@ class Tracker:
         self._watermarks: dict[int, int] = {}
         self._pending: list[tuple[Ints, Ints, Ints, Ints, Ints]] = []
         self._done: list[tuple[Ints, list[str], Ints, Ints, Ints, Ints]] = []
+        # No device was last seen earlier. It is exact after a look at all of them, which a batch seldom needs.
+        self._oldest = NEVER
         self._fences_changed()
 
     # What others may know
@@ -337,15 +337,16 @@ class Tracker:
         good = time > seen
         if not good.all():
             self.counts.late += len(good) - int(good.sum())
-            at, device, time, before, seen = (column[good] for column in (at, device, time, before, seen))
+            at, device, time, before, seen = at[good], device[good], time[good], before[good], seen[good]
         devices.seen[device] = time
         odd, recovered = self._jumps(work, at, device, time, seen)
         if odd.any():
-            at, device, time, before, recovered = (column[~odd] for column in (at, device, time, before, recovered))
+            at, device, time, before, recovered = at[~odd], device[~odd], time[~odd], before[~odd], recovered[~odd]
         self.counts.accepted += len(at)
         new = devices.time[device] == NONE
         if new.any():
             devices.sequence[device[new]] = time[new] * SEQUENCES_A_MS
+            self._oldest = min(self._oldest, int(time[new].min()))
         opened = self._judge(work, at, device, time, before, recovered, clock)
         devices.time[device] = time
         devices.lon[device], devices.lat[device] = work.lon[at], work.lat[at]
@@ -558,14 +559,14 @@ class Tracker:
         """What the watermarks bring by the end of the batch to devices that said nothing."""
         devices, stays = self._devices, self._stays
         highest = int(clock.end.max())
-        device = np.flatnonzero(devices.seen[: devices.end] <= highest - self.rules.silent_ms)
-        device = device[devices.seen[device] >= 0]
-        if len(device):
+        if self._oldest + self.rules.silent_ms <= highest:
+            device = devices.rows()
             segment = clock.segment(devices.partition[device])
-            device = device[(segment >= 0) & (devices.seen[device] + self.rules.silent_ms <= clock.end[segment])]
-        if len(device):
-            self._forget(device, clock)
-            devices.remove(device)
+            silent = (segment >= 0) & (devices.seen[device] + self.rules.silent_ms <= clock.end[segment])
+            if silent.any():
+                self._forget(device[silent], clock)
+                devices.remove(device[silent])
+            self._oldest = int(devices.seen[device[~silent]].min(initial=NEVER))
         stay = np.flatnonzero(stays.due[: stays.end] <= highest - self.rules.lateness_ms)
         if len(stay):
             segment = clock.segment(devices.partition[stays.device[stay]])
@@ -718,36 +719,40 @@ class Tracker:
         self._devices.remove(rows)
         return True
 
-    def snapshot(self, adopting: int | None = None, rules: Rules | None = None) -> bytes:
-        """All of it as bytes: state, counts of the devices, offsets, and the fence revision from here on.
+    def freeze(self, adopting: int | None = None, rules: Rules | None = None) -> Snapshot:
+        """All of it at this moment: state, counts of the devices, offsets, and the fence revision from here on.
+
+        Takes a fraction of what its `to_bytes` does, which another thread may call.
 
         Args:
             adopting: The revision that `adopt` is about to be called with; this one by default.
             rules: The rules that `adopt` is about to be called with.
         """
         devices, stays = self._devices, self._stays
-        rows = np.fromiter(devices.number.values(), np.int64, len(devices.number))
+        row, stay = devices.rows(), stays.open()
         place = np.zeros(devices.end, np.int64)
-        place[rows] = np.arange(len(rows))
-        stay = stays.open()
-        used, fence = np.unique(stays.fence[stay], return_inverse=True)
-        columns = {
-            "device": place[stays.device[stay]],
-            "fence": fence,
-            "since": stays.since[stay],
-            "due": stays.due[stay],
-        }
+        place[row] = np.arange(len(row))
+        used = np.flatnonzero(np.bincount(stays.fence[stay], minlength=len(self._fence_ids)))
+        fence = np.zeros(len(self._fence_ids), np.int64)
+        fence[used] = np.arange(len(used))
+        columns = {name: getattr(stays, name)[stay] for name in STAY_COLUMNS}
+        columns |= {"device": place[columns["device"]], "fence": fence[columns["fence"]]}
+        names = devices.names
         return Snapshot(
             self.revision if adopting is None else adopting,
             (rules or self.rules).members(),
             dict(self._offsets),
             dict(self._watermarks),
-            list(devices.number),
-            {name: to_column(getattr(devices, name)[rows], name) for name in DEVICE_COLUMNS},
+            names.copy() if len(row) == len(names) else [names[number] for number in row.tolist()],
             [self._fence_ids[number] for number in used.tolist()],
             self.index.priority[used].tolist(),
-            {name: to_column(column, name) for name, column in columns.items()},
-        ).to_bytes()
+            {name: getattr(devices, name)[row] for name in DEVICE_COLUMNS},
+            columns,
+        )
+
+    def snapshot(self, adopting: int | None = None, rules: Rules | None = None) -> bytes:
+        """The bytes of `freeze`, whose arguments these are."""
+        return self.freeze(adopting, rules).to_bytes()
 
     @classmethod
     def restore(
@@ -780,12 +785,12 @@ class Tracker:
         tracker = cls(index, rules)
         devices, stays = tracker._devices, tracker._stays
         rows = devices.add(stored.devices)
-        for name in DEVICE_COLUMNS:
-            getattr(devices, name)[rows] = of_column(stored.device_columns[name], name)
-        columns = {name: of_column(stored.stay_columns[name], name) for name in STAY_COLUMNS}
-        taken = stays.take(len(columns["device"]))
-        for name, column in columns.items():
+        for name, column in stored.device_columns.items():
+            getattr(devices, name)[rows] = column
+        taken = stays.take(len(stored.stay_columns["device"]))
+        for name, column in stored.stay_columns.items():
             getattr(stays, name)[taken] = column
+        tracker._oldest = int(devices.seen[rows].min(initial=NEVER))
         stays.chain(devices, rows, taken)
         tracker._offsets, tracker._watermarks = dict(stored.offsets), dict(stored.watermarks)
         place = index.fence_set.place

@@ -50,6 +50,11 @@ def test_both_names_of_the_date_line_are_one_meridian() -> None:
     assert covered(index, (180, 0.5), (-180, 0.5)) == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
+def test_a_point_where_two_parts_of_a_fence_meet_is_one_pair() -> None:
+    twice = Fence("1", 1, shapely.MultiPolygon([shapely.box(0, 0, 1, 1), shapely.box(1, 1, 2, 2)]))
+    assert covered(FenceIndex(fences(twice)), (1, 1), (0.5, 0.5), (0.5, 1.5)) == [(0, 0), (1, 0)]
+
+
 def test_no_fences_and_no_points_are_no_pairs() -> None:
     assert covered(FenceIndex(FenceSet()), (1, 2), (180, 0)) == []
     assert covered(FenceIndex(fences(box("1", 0, 0, 1, 1)))) == []
