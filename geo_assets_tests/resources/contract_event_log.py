@@ -42,6 +42,7 @@ from resources.event_log.protocol import (
     NewRecord,
     OffsetOutOfRange,
     Position,
+    Publisher,
     Record,
     RecordTooLarge,
     TopicSpec,
@@ -657,6 +658,81 @@ class EventLogContract:
                 return log
 
         run_state_machine_as_test(Machine, settings=settings(max_examples=15, stateful_step_count=25, deadline=None))
+
+    # Publishing
+
+    def test_a_publisher_sends_without_waiting_and_says_when_each_record_was_acknowledged(
+        self, log: EventLog, topic: str
+    ) -> None:
+        publisher = log.publisher(topic)
+        assert isinstance(publisher, Publisher)
+        outcomes: list[tuple[dict[int, LogError], list[int]]] = []
+        began = time.perf_counter_ns()
+        for start in range(0, 1_000, 100):
+            numbers = range(start, start + 100)
+            publisher.send(
+                [f"device-{n % 7}" for n in numbers],
+                [str(n).encode() for n in numbers],
+                lambda failed, at: outcomes.append((dict(failed), list(at))),
+            )
+        assert not outcomes
+        assert publisher.under_way == 1_000
+        assert publisher.flush(20)
+        assert publisher.under_way == 0
+        assert [failed for failed, _ in outcomes] == [{}] * 10
+        assert all(began < at <= time.perf_counter_ns() for _, ats in outcomes for at in ats)
+        assert sum(len(ats) for _, ats in outcomes) == 1_000
+        for key in {f"device-{n}" for n in range(7)}:
+            mine = [int(r.value or b"") for r in read_all(log, topic) if r.key == key]
+            assert mine == sorted(mine)
+        assert sorted(int(r.value or b"") for r in read_all(log, topic)) == list(range(1_000))
+        publisher.close()
+        publisher.close()
+        with pytest.raises(LogError):
+            publisher.send(["k"], [b""], lambda failed, at: None)
+
+    def test_a_publisher_places_keys_where_append_does_and_takes_a_partition_by_number(
+        self, log: EventLog, topic: str
+    ) -> None:
+        publisher = log.publisher(topic)
+        keys = [f"clé-{n}" for n in range(50)]
+        publisher.send(keys, [b"published"] * 50, lambda failed, at: None)
+        publisher.send([None, None], [b"named", None], lambda failed, at: None, partition=3)
+        assert publisher.flush(20)
+        publisher.close()
+        positions = log.append([NewRecord(topic, key, b"appended") for key in keys])
+        where = {key: position.partition for key, position in zip(keys, positions, strict=True)}
+        records = read_all(log, topic)
+        assert {r.key: r.partition for r in records if r.value == b"published"} == where
+        assert [r.value for r in records if r.key is None and r.partition == 3] == [b"named", None]
+
+    def test_a_record_that_cannot_be_published_costs_no_other(self, log: EventLog, topic: str) -> None:
+        log.ensure_topics([TopicSpec(topic, partitions=4, max_record_bytes=1_000)])
+        publisher = log.publisher(topic)
+        failed: dict[int, LogError] = {}
+        acknowledged: list[int] = []
+
+        def done(faults: Any, at: Any) -> None:
+            failed.update(faults)
+            acknowledged.extend(at)
+
+        values = [b"a", b"x" * 1_001, b"b", b"lone surrogate", b"c"]
+        publisher.send(["1", "2", "3", "\ud800", "4"], values, done)
+        assert publisher.flush(20)
+        assert {place: type(fault) for place, fault in failed.items()} == {1: RecordTooLarge, 3: InvalidRecord}
+        assert len(acknowledged) == 3
+        assert publisher.broken is None
+        publisher.send(["1"], [b"x" * 1_001], done)
+        assert publisher.flush(20)
+        assert len(acknowledged) == 3
+        publisher.send(["1"], [b"d"], done)
+        assert publisher.flush(20)
+        assert sorted(r.value or b"" for r in read_all(log, topic)) == [b"a", b"b", b"c", b"d"]
+        publisher.close()
+
+    def test_a_publisher_of_an_unknown_topic_is_refused(self, log: EventLog) -> None:
+        with pytest.raises(UnknownTopic):
+            log.publisher("never-declared")
 
 
 class LogMachine(RuleBasedStateMachine):

@@ -1,7 +1,8 @@
 """The event log on Kafka: one client of a cluster, safe for many threads, that comes back by itself after an outage.
 
-Who asks the cluster what is in kafka_cluster.py, appending in kafka_producer.py, slices in kafka_reader.py, groups in
-kafka_consumer.py. How it differs from the embedded log, resources/event_log/protocol.py says.
+Who asks the cluster what is in kafka_cluster.py, appending in kafka_producer.py and, without waiting, in
+kafka_publisher.py, slices in kafka_reader.py, groups in kafka_consumer.py. How it differs from the embedded log,
+resources/event_log/protocol.py says.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from resources.event_log.kafka_consumer import KafkaConsumer
 from resources.event_log.kafka_groups import KafkaGroups
 from resources.event_log.kafka_options import KafkaOptions
 from resources.event_log.kafka_producer import KafkaAppender
+from resources.event_log.kafka_publisher import KafkaPublisher
 from resources.event_log.kafka_reader import KafkaReaders
 from resources.event_log.protocol import Extent, LogError, LogUnavailable, NewRecord, Position, Record, TopicSpec
 
@@ -70,6 +72,10 @@ class KafkaEventLog:
         """Append durably and say where the records stand (see `EventLog.append`, and there what differs)."""
         self._open()
         return self._appender.append(records)
+
+    def publisher(self, topic: str) -> KafkaPublisher:
+        """A publisher of its own for one thread (see `EventLog.publisher`). Raises UnknownTopic, LogUnavailable."""
+        return KafkaPublisher(self._open(), topic)
 
     def read(
         self, topic: str, partition: int, offset: int, max_records: int = 10_000, max_bytes: int = 16_000_000

@@ -127,6 +127,8 @@ class KafkaCluster:
             self._grow(grow)
         if alter:
             self._alter(alter)
+            for spec in alter:
+                self.forget(spec.name)
         if missing or grow or alter:
             self._settle(missing + grow)
 

@@ -14,7 +14,7 @@ Where a broker (Kafka) differs from the embedded log:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -136,6 +136,67 @@ class Consumer(Protocol):
         ...
 
 
+Done = Callable[[Mapping[int, LogError], Sequence[int]], None]
+"""What became of the records of one `Publisher.send`, called once: those that failed, by their place, and when each of
+the others was acknowledged (`time.perf_counter_ns`), in no order."""
+
+
+@runtime_checkable
+class Publisher(Protocol):
+    """Appends to one topic without waiting: many thousands of records a second, each acknowledged by itself.
+
+    For one thread: it sends, serves and closes. Records of one key get into the log in the order in which they were
+    sent. Hence a publisher that could not deliver one for any cause but the record itself is broken: it fails whatever
+    it has under way, and what was sent later is never in the log before what was sent earlier. What it failed may be in
+    the log all the same. Whoever sends goes on with another publisher, from the first record that failed.
+    """
+
+    @property
+    def under_way(self) -> int:
+        """Records sent of which no outcome was served yet."""
+        ...
+
+    @property
+    def broken(self) -> LogError | None:
+        """Why it takes no more."""
+        ...
+
+    @property
+    def max_record_bytes(self) -> int:
+        """Most that key and value may have together."""
+        ...
+
+    def send(
+        self, keys: Sequence[str | None], values: Sequence[bytes | None], done: Done, *, partition: int | None = None
+    ) -> None:
+        """Send records, in this order. Never waits for the log.
+
+        Args:
+            keys: Of the records; the same number as `values`.
+            values: Of the records.
+            done: Called by `serve` (or `close`), in the caller's thread, when the last of them has its outcome. A
+                record that is too large or cannot be stored fails by itself (RecordTooLarge, InvalidRecord), and costs
+                no other.
+            partition: Where they go; None places each by its key.
+
+        Raises:
+            LogError: It is broken, or closed; nothing was sent.
+        """
+        ...
+
+    def serve(self, timeout_s: float = 0.0) -> None:
+        """Call `done` of what has its outcome by now; waits at most `timeout_s` for a first one."""
+        ...
+
+    def flush(self, timeout_s: float) -> bool:
+        """Serve until nothing is under way; whether that was reached in time."""
+        ...
+
+    def close(self) -> None:
+        """Fail what is still under way, and end."""
+        ...
+
+
 @runtime_checkable
 class EventLog(Protocol):
     """Records by topic and partition, kept for a time, read from any offset by any number of processes."""
@@ -162,6 +223,10 @@ class EventLog(Protocol):
             RecordTooLarge: A record is over its topic's limit; nothing was appended.
             LogUnavailable: Not now; nothing was acknowledged. Appending them again is right: at least once.
         """
+        ...
+
+    def publisher(self, topic: str) -> Publisher:
+        """A publisher of its own for one thread. Raises UnknownTopic, LogUnavailable."""
         ...
 
     def read(

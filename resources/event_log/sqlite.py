@@ -36,6 +36,7 @@ from resources.event_log.protocol import (
     UnknownTopic,
 )
 from resources.event_log.sqlite_consumer import SqliteConsumer
+from resources.event_log.sqlite_publisher import SqlitePublisher
 from resources.sqlite import SqliteFile
 
 # A record's row id is its partition's id and its offset in one number: a partition is one run of rows, in offset order,
@@ -416,6 +417,12 @@ class SqliteEventLog:
         else:
             number = next(self._spread) % len(topic.partition_ids)
         return number, topic.partition_id(number)
+
+    def publisher(self, topic: str) -> SqlitePublisher:
+        """A publisher of its own for one thread (see `EventLog.publisher`). Raises UnknownTopic."""
+        return SqlitePublisher(
+            self.append, topic, self._file.attempt(lambda c: self._topic_in(c, topic)).spec.max_record_bytes
+        )
 
     # Reading
 
