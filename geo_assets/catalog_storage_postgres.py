@@ -19,7 +19,7 @@ from dagster_postgres.utils import create_pg_engine, get_token_provider_from_con
 from sqlalchemy import event
 from sqlalchemy.exc import DisconnectionError
 
-from geo_assets.catalog_storage import event_row, newest_of_each, serialized, split_batch
+from geo_assets.catalog_storage import event_row, has_tags, newest_of_each, serialized, split_batch
 
 KEPT = 1
 """Connections that an instance keeps: a run writes from one thread, and the server has but a hundred for everybody."""
@@ -81,9 +81,10 @@ class BatchingPostgresEventLogStorage(PostgresEventLogStorage):
             )
             with self.index_transaction() as conn:
                 ids = [int(row[0]) for row in conn.execute(insert, rows)]
-                self._store_asset_event_tags(conn, of_assets, ids)
+                tagged = [(one, event_id) for one, event_id in zip(of_assets, ids, strict=True) if has_tags(one)]
+                self._store_asset_event_tags(conn, [one for one, _ in tagged], [event_id for _, event_id in tagged])
                 # The asset's row last: it is locked until the transaction ends, and every other batch needs it.
-                for one, event_id in newest_of_each(of_assets, ids):
+                for one, event_id in newest_of_each(zip(of_assets, rows, strict=True), ids):
                     self._store_asset_event(conn, one, event_id)
         for one in singles:
             self.store_event(one)
