@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 Duty = Literal["purge", "purge_again", "announce", "catalog"]
-"""What a commit owes. `purge_again`: caches forget the tile once more when the row is so old that nothing fetched before
-the commit can still come in; whoever asks `owed` for it names that age."""
+"""What a commit owes. `purge_again`: caches forget the tile once more when the row is so old that nothing fetched
+before the commit can still come in; whoever asks `owed` for it names that age."""
 
 MarkKind = Literal["live", "backfill"]
 ManifestState = Literal["writing", "refused", "marked", "done", "cancelled"]
