@@ -8,12 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from geo_assets.services.migrating import migrate_all
-
 from benchmarks.city_home import city_settings
 from benchmarks.report import Report
 from geo_assets import dagster_home
 from geo_assets.dagster_dev import databases
+from geo_assets.services.migrating import migrate_all
 from geo_assets.settings import Settings
 from geo_assets.stack import Stack
 from geo_assets_tests.real_services import NEEDS, found
