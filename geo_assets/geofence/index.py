@@ -80,6 +80,7 @@ class FenceIndex:
     def __init__(self, fence_set: FenceSet) -> None:
         self.fence_set = fence_set
         fences = fence_set.fences
+        self.fence_ids = list(fence_set.place)
         self.priority = np.array([fence.priority for fence in fences], np.int64)
         self.dwell_ms = np.array([fence.dwell_ms for fence in fences], np.int64)
         self.hysteresis_m = np.array([fence.hysteresis_m for fence in fences], np.float64)
@@ -207,7 +208,7 @@ class FenceIndex:
             along = np.where(square > 0.0, np.clip(-(x * dx + y * dy) / square, 0.0, 1.0), 0.0)
         return np.minimum.reduceat(np.hypot(x + along * dx, y + along * dy), start)
 
-    def legs(self, lon: Floats, lat: Floats, to_lon: Floats, to_lat: Floats) -> Legs:
+    def legs(self, lon: Floats, lat: Floats, to_lon: Floats, to_lat: Floats, but: Ints | None = None) -> Legs:
         """The fences that legs go through, and where on the leg. A fence that is touched in single points is none.
 
         Args:
@@ -215,6 +216,7 @@ class FenceIndex:
             lat: (n) degrees.
             to_lon: (n) degrees, where it ends.
             to_lat: (n) degrees.
+            but: Pairs that are not asked about, sorted: leg * 2^32 + fence.
         """
         turn = np.where(to_lon - lon > 180.0, -360.0, np.where(to_lon - lon < -180.0, 360.0, 0.0))
         wraps = np.flatnonzero(turn)
@@ -224,7 +226,12 @@ class FenceIndex:
         moved = ends[wraps] - np.stack((turn[wraps], 0 * turn[wraps]) * 2, axis=1)
         ends = np.concatenate((ends, moved))
         lines = _make.linestrings(ends.reshape(-1, 2, 2))
-        line, part = self._tree.query(lines, predicate="intersects")
+        line, part = self._tree.query(lines)
+        if but is not None:
+            asked = np.flatnonzero(~among((leg[line] << 32) | self._fence[part], but))
+            line, part = line[asked], part[asked]
+        meets = np.flatnonzero(shapely.intersects(self._parts[part], lines[line]))
+        line, part = line[meets], part[meets]
         shared = shapely.intersection(lines[line], self._parts[part])
         real = np.flatnonzero(shapely.length(shared) > 0.0)
         line, part, shared = line[real], part[real], shared[real]
@@ -253,3 +260,12 @@ def unique_sorted(values: Ints) -> Ints:
     keep[0] = True
     np.not_equal(values[1:], values[:-1], out=keep[1:])
     return values[keep]
+
+
+def among(values: Ints, others: Ints) -> Bools:
+    """Which values stand in others; these are sorted."""
+    if not len(others):
+        return np.zeros(len(values), np.bool_)
+    place = np.searchsorted(others, values)
+    place[place == len(others)] = 0
+    return others[place] == values

@@ -44,7 +44,7 @@ import numpy.typing as npt
 
 from geo_assets.geofence.fences import FenceSet
 from geo_assets.geofence.geodesic import EARTH_RADIUS_M, metres_apart
-from geo_assets.geofence.index import FenceIndex
+from geo_assets.geofence.index import FenceIndex, among
 from geo_assets.geofence.positions import Positions
 from geo_assets.geofence.rules import Rules
 from geo_assets.geofence.state import (
@@ -179,7 +179,6 @@ class Tracker:
         self._done: list[tuple[Ints, list[str], Ints, Ints, Ints, Ints]] = []
         # No device was last seen earlier. It is exact after a look at all of them, which a batch seldom needs.
         self._oldest = NEVER
-        self._fences_changed()
 
     # What others may know
 
@@ -214,7 +213,7 @@ class Tracker:
         if row is None:
             return []
         stays, _ = self._stays.of(self._devices.head[[row]])
-        return sorted(self._fence_ids[fence] for fence in self._stays.fence[stays].tolist())
+        return sorted(self.index.fence_ids[fence] for fence in self._stays.fence[stays].tolist())
 
     # Positions
 
@@ -423,7 +422,7 @@ class Tracker:
         now = _spans(work.hit[at], work.hit[at + 1])
         now_owner, now_fence = np.repeat(np.arange(len(at)), work.hit[at + 1] - work.hit[at]), work.hits[now]
         now_code = (now_owner << 32) | now_fence
-        leaves = ~_among(code, now_code)
+        leaves = ~among(code, now_code)
         gone = np.flatnonzero(leaves)
         if len(gone):
             held = self._holds(stays.fence[old[gone]], owner[gone], work.lon[at], work.lat[at], accuracy, time)
@@ -436,7 +435,7 @@ class Tracker:
         ended = old[leaves]
         if len(ended):
             self._emit(row[owner[leaves]], device[owner[leaves]], stays.fence[ended], EXIT, time[owner[leaves]])
-        new = np.flatnonzero(~_among(now_code, code))
+        new = np.flatnonzero(~among(now_code, code))
         begun, begun_owner = now_fence[new], now_owner[new]
         since = time[begun_owner]
         if rules.crossings:
@@ -497,15 +496,16 @@ class Tracker:
         go = (last != NONE) & ~recovered & (time - last <= self.rules.crossing_gap_ms)
         go &= (devices.lon[device] != lon) | (devices.lat[device] != lat)
         goes = np.flatnonzero(go)
+        place = np.minimum(np.searchsorted(goes, known >> 32), max(0, len(goes) - 1))
+        mine = goes[place] == known >> 32 if len(goes) else np.zeros(len(known), np.bool_)
         leg, fence, enters, leaves = index.legs(
-            devices.lon[device[goes]], devices.lat[device[goes]], lon[goes], lat[goes]
-        )
+            devices.lon[device[goes]], devices.lat[device[goes]], lon[goes], lat[goes],
+            (place[mine] << 32) | (known[mine] & 0xFFFFFFFF),
+        )  # fmt: skip
         owner = goes[leg]
-        new = np.flatnonzero(~_among((owner << 32) | fence, known))
-        owner, fence = owner[new], fence[new]
         span = (time - last)[owner]
-        entered = last[owner] + np.maximum(1, np.ceil(enters[new] * span).astype(np.int64))
-        left = last[owner] + np.floor(leaves[new] * span).astype(np.int64)
+        entered = last[owner] + np.maximum(1, np.ceil(enters * span).astype(np.int64))
+        left = last[owner] + np.floor(leaves * span).astype(np.int64)
         real = left > entered
         if index.scheduled:
             real &= index.in_force(fence, entered)
@@ -621,14 +621,11 @@ class Tracker:
             row, fence, state, time, sequence = (column[order] for column in (row, fence, state, time, sequence))
             names = [names[place] for place in order.tolist()]
         return Triggers(
-            names, fence, self._fence_ids if ids is None else ids, state, time, sequence, priority[fence],
+            names, fence, self.index.fence_ids if ids is None else ids, state, time, sequence, priority[fence],
             partition[row], source[row], self.revision,
         )  # fmt: skip
 
     # Fences
-
-    def _fences_changed(self) -> None:
-        self._fence_ids = [fence.id for fence in self.index.fence_set.fences]
 
     def adopt(self, fences: FenceSet | FenceIndex, rules: Rules | None = None) -> Triggers:
         """Judge by other fences from here on, and end the stays that these no longer bear out.
@@ -647,16 +644,17 @@ class Tracker:
         index = _indexed(fences)
         if index.fence_set.revision < self.revision:
             raise ValueError(f"revision: {index.fence_set.revision} is below {self.revision}, the one in force")
-        before = self.index.fence_set.fences
-        place = index.fence_set.place
+        before, after, place = self.index.fence_set.fences, index.fence_set.fences, index.fence_set.place
+        used = np.flatnonzero(np.bincount(self._stays.fence[self._stays.open()], minlength=len(before)))
+        there = [place.get(before[number].id, NONE) for number in used.tolist()]
         new = np.full(len(before), NONE, np.int64)
+        new[used] = there
         same = np.zeros(len(before), np.bool_)
-        for number in np.unique(self._stays.fence[self._stays.open()]).tolist():
-            fence = before[number]
-            there = place.get(fence.id, NONE)
-            new[number] = there
-            same[number] = there != NONE and index.fence_set.fences[there].digest == fence.digest
-        ids, priority = self._fence_ids, self.index.priority
+        same[used] = [
+            number != NONE and (after[number] is before[old] or after[number].digest == before[old].digest)
+            for old, number in zip(used.tolist(), there, strict=True)
+        ]
+        ids, priority = self.index.fence_ids, self.index.priority
         return self._adopt(index, rules or self.rules, ids, priority, new, same)
 
     def _adopt(
@@ -669,7 +667,6 @@ class Tracker:
         ends = fence == NONE
         look = np.flatnonzero(~ends & ~same[old])
         self.index, self.rules = index, rules
-        self._fences_changed()
         if len(look):
             who = device[look]
             lon, lat, accuracy, time = (getattr(devices, n)[who] for n in ("lon", "lat", "accuracy", "time"))
@@ -732,8 +729,8 @@ class Tracker:
         row, stay = devices.rows(), stays.open()
         place = np.zeros(devices.end, np.int64)
         place[row] = np.arange(len(row))
-        used = np.flatnonzero(np.bincount(stays.fence[stay], minlength=len(self._fence_ids)))
-        fence = np.zeros(len(self._fence_ids), np.int64)
+        used = np.flatnonzero(np.bincount(stays.fence[stay], minlength=len(self.index.fence_ids)))
+        fence = np.zeros(len(self.index.fence_ids), np.int64)
         fence[used] = np.arange(len(used))
         columns = {name: getattr(stays, name)[stay] for name in STAY_COLUMNS}
         columns |= {"device": place[columns["device"]], "fence": fence[columns["fence"]]}
@@ -744,7 +741,7 @@ class Tracker:
             dict(self._offsets),
             dict(self._watermarks),
             names.copy() if len(row) == len(names) else [names[number] for number in row.tolist()],
-            [self._fence_ids[number] for number in used.tolist()],
+            [self.index.fence_ids[number] for number in used.tolist()],
             self.index.priority[used].tolist(),
             {name: getattr(devices, name)[row] for name in DEVICE_COLUMNS},
             columns,
@@ -830,12 +827,3 @@ def _spans(start: Ints, stop: Ints) -> Ints:
     """The numbers of several ranges, one after the other."""
     count = stop - start
     return np.repeat(start - (np.cumsum(count) - count), count) + np.arange(int(count.sum()))
-
-
-def _among(values: Ints, others: Ints) -> Bools:
-    """Which values stand in others; these are sorted."""
-    if not len(others):
-        return np.zeros(len(values), np.bool_)
-    place = np.searchsorted(others, values)
-    place[place == len(others)] = 0
-    return others[place] == values

@@ -108,7 +108,7 @@ def by_device(all_of_them: list[Told]) -> dict[str, list[Told]]:
 @pytest.mark.parametrize("crossings", [False, True])
 @given(seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_a_random_walk_tells_what_the_slow_tracker_tells(crossings: bool, seed: int) -> None:
+def test_rule_1_a_random_walk_tells_what_the_slow_tracker_tells(crossings: bool, seed: int) -> None:
     check(seed, crossings, 150)
 
 
@@ -170,6 +170,10 @@ def check(seed: int, crossings: bool, count: int) -> int:
         counts[name] += number
     mine = {name: number for name, number in counts.items() if number}
     assert mine == slow.counts, (mine, slow.counts)
+    # Rule 1: every position is counted under what became of it.
+    assert mine["positions"] == sum(
+        counts[name] for name in ("accepted", "out_of_range", "future", "late", "coarse", "jumped")
+    )
     assert fast.devices == len(slow.devices)
     assert fast.stays == sum(len(device.stays) for device in slow.devices.values())
     assert fast.watermarks == slow.watermark

@@ -158,7 +158,7 @@ def explore(broken: str) -> tuple[int, list[str]]:
     return len(parent), []
 
 
-def test_whatever_happens_when_a_consumer_sees_one_true_story() -> None:
+def test_rule_2_whatever_happens_when_a_consumer_sees_one_true_story() -> None:
     states, story = explore("")
     assert not story, story
     assert states > 5_000
@@ -177,7 +177,7 @@ def test_without_any_of_the_rules_some_story_goes_wrong(broken: str) -> None:
 
 @given(seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=60, deadline=None)
-def test_a_run_killed_at_any_step_tells_what_an_unharmed_one_tells(seed: int) -> None:
+def test_rule_2_a_run_killed_at_any_step_tells_what_an_unharmed_one_tells(seed: int) -> None:
     killed_run(seed)
 
 

@@ -311,7 +311,7 @@ def test_a_position_older_than_what_is_remembered_is_late() -> None:
     assert brief(say(tracker, walk.at("d", 40.001, IN))) == [("ENTER depot", 40.001)]
 
 
-def test_one_device_more_than_may_be_remembered_stops_the_batch_before_it_changed_anything() -> None:
+def test_rule_9_one_device_more_than_may_be_remembered_stops_the_batch_before_it_changed_anything() -> None:
     tracker, walk = depot(Rules(max_devices=2)), Walk()
     say(tracker, walk.at("a", 0), walk.at("b", 0))
     before = tracker.snapshot()
@@ -320,7 +320,7 @@ def test_one_device_more_than_may_be_remembered_stops_the_batch_before_it_change
     assert tracker.snapshot() == before
 
 
-def test_an_erased_device_is_unknown() -> None:
+def test_rule_12_an_erased_device_is_unknown() -> None:
     tracker, walk = depot(), Walk()
     say(tracker, walk.at("secret", 0, IN), walk.at("other", 0, IN))
     assert tracker.erase("secret")
@@ -335,7 +335,7 @@ def test_an_erased_device_is_unknown() -> None:
 # Records and snapshots
 
 
-def test_a_record_that_was_read_before_changes_nothing() -> None:
+def test_rule_2_a_record_that_was_read_before_changes_nothing() -> None:
     tracker, walk = depot(), Walk()
     once = [walk.at("d", 0, IN), walk.at("d", 1, OUT)]
     assert len(say(tracker, *once)) == 2

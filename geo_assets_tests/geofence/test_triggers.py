@@ -69,7 +69,7 @@ def test_an_unknown_state_is_refused() -> None:
         decode(encode(msgspec.structs.replace(ONE, state=3)))
 
 
-def test_a_key_knows_device_fence_state_second_and_sequence_and_nothing_else() -> None:
+def test_rule_14_a_key_knows_device_fence_state_second_and_sequence_and_no_clock() -> None:
     change = msgspec.structs.replace
     for other in (
         change(ONE, epoch=6), change(ONE, emitted_ns=1), change(ONE, event_time_ms=ONE.event_time_ms + 700),
