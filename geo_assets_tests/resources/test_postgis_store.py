@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import socket
 import struct
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psycopg
@@ -34,7 +37,7 @@ from geo_assets_tests.resources.contract_feature_store import (
     run_elsewhere,
     upsert,
 )
-from resources.feature_store import postgis_reading
+from resources.feature_store import postgis_reading, postgis_writing
 from resources.feature_store.geopackage import GeoPackageStore
 from resources.feature_store.postgis import PostgisStore
 from resources.feature_store.postgis_schema import COMPONENT, MIGRATIONS
@@ -433,6 +436,53 @@ def test_rule_1_a_geometry_that_postgis_refuses_leaves_nothing_of_the_batch(stor
     assert store.apply(edits[:1], no_plan, now_ms=5)[0].outcome == "applied"
 
 
+@pytest.mark.parametrize("when", ["before", "while it copies", "while it plans", "without a word"])
+def test_rule_1_a_session_that_the_server_ends_is_unavailable_and_leaves_nothing(
+    room: PostgresRoom, store: PostgisStore, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    def end_sessions() -> None:
+        with direct(room) as db:
+            db.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s AND pid <> "
+                "pg_backend_pid()",
+                (room.schema,),
+            )
+        time.sleep(0.1)
+
+    def plan(changes: Sequence[Change]) -> list[OutboxRow]:
+        if when == "while it plans":
+            end_sessions()
+        return [hint("0:")]
+
+    copied = postgis_writing._copy  # pyright: ignore[reportPrivateUsage]
+
+    def copying(db: Any, statement: str, types: Sequence[str], rows: list[tuple]) -> None:
+        def slowly() -> Iterator[tuple]:
+            for number, row in enumerate(rows):
+                if when == "while it copies" and number == len(rows) // 2:
+                    end_sessions()
+                if when == "without a word" and number == len(rows) // 2:
+                    with socket.socket(fileno=os.dup(db.fileno())) as line:
+                        line.shutdown(socket.SHUT_RDWR)
+                yield row
+
+        copied(db, statement, types, slowly())
+
+    monkeypatch.setattr(postgis_writing, "_copy", copying)
+    edits = [upsert(feature(str(i))) for i in range(2_000)]
+    if when == "before":
+        end_sessions()
+        # Found out and replaced before anything was asked of it.
+        assert {one.outcome for one in store.apply(edits, plan, now_ms=5)} == {"applied"}
+        return
+    with pytest.raises(FeatureStoreUnavailable, match=SETTINGS) as caught:
+        store.apply(edits, plan, now_ms=5)
+    assert "\n" not in str(caught.value)
+    monkeypatch.undo()
+    assert store.counts().applied_keys == 0
+    assert store.apply(edits, no_plan, now_ms=5)[0].outcome == "applied"
+
+
 def test_every_connection_in_use_is_unavailable_and_passes(room: PostgresRoom) -> None:
     store = PostgisStore(room.url, room.schema, pool=1)
     store._pool.timeout = 0.3  # pyright: ignore[reportPrivateUsage]
@@ -454,6 +504,7 @@ def test_rule_1_a_server_killed_and_back_is_used_again_and_has_lost_nothing(tmp_
         store = PostgisStore(url)
         applied: set[str] = set()
         refused: list[str] = []
+        unexpected: list[BaseException] = []
         stop = threading.Event()
 
         def edit(writer: int) -> None:
@@ -469,6 +520,9 @@ def test_rule_1_a_server_killed_and_back_is_used_again_and_has_lost_nothing(tmp_
                     except FeatureStoreUnavailable as fault:
                         refused.append(str(fault))
                         time.sleep(0.05)
+                    except BaseException as fault:
+                        unexpected.append(fault)
+                        return
 
         threads = [threading.Thread(target=edit, args=(writer,)) for writer in range(2)]
         for thread in threads:
@@ -484,6 +538,7 @@ def test_rule_1_a_server_killed_and_back_is_used_again_and_has_lost_nothing(tmp_
         stop.set()
         for thread in threads:
             thread.join()
+        assert unexpected == []
         assert len(applied) >= back + 20
         assert all(SETTINGS in fault and "\n" not in fault for fault in refused)
         assert {f.feature_id for f in store.scan()} == applied

@@ -287,8 +287,14 @@ def _explained(url: str) -> Iterator[None]:
     try:
         with explained(FeatureStoreUnavailable, SETTING, url):
             yield
-    except (psycopg.InternalError, psycopg.DataError) as error:
+    except (psycopg.errors.InternalError_, psycopg.DataError) as error:
         # What PostGIS says of a geometry, or Postgres of a text that it cannot hold.
-        raise FeatureStoreError(
-            f"Postgres at {where(url)} ({SETTING}): {error.diag.message_primary or error}"
-        ) from error
+        problem = error.diag.message_primary or error
+        raise FeatureStoreError(f"Postgres at {where(url)} ({SETTING}): {problem}") from error
+    except psycopg.DatabaseError as error:
+        # Without a code it is not the server's word but the client library's, of a connection that broke in a COPY.
+        # Class 25: the session or its transaction was ended while it waited.
+        if error.sqlstate is not None and not error.sqlstate.startswith("25"):
+            raise
+        problem = " ".join(str(error).split())
+        raise FeatureStoreUnavailable(f"Postgres at {where(url)} ({SETTING}): {problem}") from None
