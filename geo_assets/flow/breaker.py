@@ -97,9 +97,10 @@ class Breaker:
             return True
 
     def trip(self, now_s: float, reason: str) -> None:
-        """Open it at once: the stage before is in breach, or an operator says so."""
+        """Open it at once, if it is not: the stage before is in breach, or an operator says so."""
         with self._lock:
-            self._open(now_s, reason)
+            if self._state != "open":
+                self._open(now_s, reason)
 
     def _open(self, now_s: float, reason: str) -> None:
         self._since, self.reason = now_s, reason

@@ -124,6 +124,10 @@ class DedupWindow:
             new += self._admit(keys[start : start + self._piece], now_ms, start)
         return new
 
+    def known(self, keys: Sequence[bytes]) -> list[bool]:
+        """Which keys are in the window; none is remembered."""
+        return self._contains(np.frombuffer(b"".join(keys), np.uint64).reshape(-1, 2)).tolist()
+
     @property
     def _piece(self) -> int:
         return min(8_192, self.capacity)

@@ -9,6 +9,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 BREACHES = 3
 SHARE = 0.95
 
@@ -41,10 +44,11 @@ STAGES = (EMIT, DEDUP, PUBLISH)
 class Buckets:
     """A histogram by counts. `observe` takes many at once. For one thread; others may read it meanwhile."""
 
-    __slots__ = ("bounds", "count", "counts", "total")
+    __slots__ = ("_edges", "bounds", "count", "counts", "total")
 
     def __init__(self, bounds: Sequence[float] = BUCKETS_S) -> None:
         self.bounds = tuple(bounds)
+        self._edges = np.array(self.bounds)
         self.counts = [0] * (len(self.bounds) + 1)
         self.count = 0
         self.total = 0.0
@@ -54,6 +58,15 @@ class Buckets:
         self.counts[bisect_left(self.bounds, seconds)] += times
         self.count += times
         self.total += seconds * times
+
+    def observe_all(self, seconds: npt.NDArray[np.float64]) -> None:
+        """Count many values."""
+        found = np.bincount(np.searchsorted(self._edges, seconds), minlength=len(self.counts)).tolist()
+        for place, times in enumerate(found):
+            if times:
+                self.counts[place] += times
+        self.count += len(seconds)
+        self.total += float(seconds.sum())
 
     def exceeds(self, ceiling: float, share: float = SHARE, since: Sequence[int] | None = None) -> bool:
         """Whether more than `1 - share` of the values lie above a bound.

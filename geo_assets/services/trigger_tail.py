@@ -1,0 +1,137 @@
+"""Taking over `[triggers]`: a higher epoch, its mark in every partition, and what the tail says was told already."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import structlog
+
+from geo_assets.flow.epochs import Epochs, epoch_of_mark, mark
+from geo_assets.geofence.replay import horizon_of
+from geo_assets.geofence.triggers import FrameError, Trigger, decode, keys
+from resources.event_log.protocol import NewRecord, OffsetOutOfRange
+
+if TYPE_CHECKING:
+    from geo_assets.flow.dedup import DedupWindow
+    from resources.event_log.protocol import EventLog, Record
+    from resources.ledger.protocol import Ledger
+
+log = structlog.get_logger()
+
+EPOCH = "geofence-epoch"
+"""Name of the ledger's value."""
+_PIECE = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """What the tail of `[triggers]` said.
+
+    Args:
+        horizon: Partition of `[positions]` -> highest source offset, of void triggers too.
+        triggers: Read.
+        void: Those among them below the epoch of their partition: nobody counts them, so they go again.
+        highest_epoch: Seen in any partition.
+    """
+
+    horizon: dict[int, int]
+    triggers: int
+    void: int
+    highest_epoch: int
+
+
+def take_epoch(ledger: Ledger, name: str = EPOCH) -> int:
+    """A higher epoch than any before it, durably taken."""
+    while True:
+        found = ledger.get_value(name)
+        epoch = int(found or 0) + 1
+        if ledger.set_value(name, str(epoch), expect=found):
+            return epoch
+
+
+def current_epoch(ledger: Ledger, name: str = EPOCH) -> int:
+    """The highest epoch taken; a run whose own is lower has been replaced, and writes no snapshot."""
+    return int(ledger.get_value(name) or 0)
+
+
+def take_over(log_: EventLog, topic: str, epoch: int) -> None:
+    """Write the epoch's mark to every partition: what a run before this one still sends is void from here on.
+
+    Raises:
+        LogUnavailable: Not all of them have it; do it again.
+    """
+    value = mark(epoch)
+    log_.append([NewRecord(topic, None, value, {}, None, partition) for partition in sorted(log_.extents(topic))])
+
+
+def read_tail(log_: EventLog, topic: str, window: DedupWindow, now_ms: int) -> Tail:
+    """Fill the window with the keys of the newest triggers, and say how far positions were told of.
+
+    Of each partition the newest records are read: twice its share of the window, none older than the window's time.
+
+    Args:
+        log_: The event log.
+        topic: `[triggers]`.
+        window: Empty.
+        now_ms: Milliseconds since the epoch.
+    """
+    epochs, sources = Epochs(), dict[int, int]()
+    found: list[bytes] = []
+    stamps: list[int] = []
+    count = void = 0
+    oldest = 0 if window.ttl_ms is None else now_ms - window.ttl_ms
+    for partition, records in _tails(log_, topic, window.capacity):
+        triggers: list[Trigger] = []
+        for record in records:
+            epoch = epoch_of_mark(record.value or b"")
+            if epoch is not None:
+                epochs.valid(partition, epoch)
+                continue
+            try:
+                trigger = decode(record.value or b"")
+            except FrameError as fault:
+                log.warning("no trigger", topic=topic, partition=partition, offset=record.offset, error=str(fault))
+                continue
+            count += 1
+            at = trigger.source_partition
+            sources[at] = max(trigger.source_offset, sources.get(at, 0))
+            if not epochs.valid(partition, trigger.epoch):
+                void += 1
+            elif record.timestamp_ms >= oldest:
+                triggers.append(trigger)
+                stamps.append(record.timestamp_ms)
+        found += keys(triggers)
+    order = np.argsort(np.array(stamps, np.int64), kind="stable").tolist()
+    for start in range(0, len(order), 1_000):
+        some = order[start : start + 1_000]
+        window.admit([found[place] for place in some], min(now_ms, stamps[some[-1]]))
+    return Tail(horizon_of(sources.items()), count, void, max(epochs.highest.values(), default=0))
+
+
+def _tails(log_: EventLog, topic: str, capacity: int) -> Iterator[tuple[int, list[Record]]]:
+    extents = log_.extents(topic)
+    share = math.ceil(2 * capacity / max(1, len(extents)))
+    for partition, extent in sorted(extents.items()):
+        offset = max(extent.begin, extent.end - share)
+        while offset < extent.end:
+            try:
+                records = log_.read(topic, partition, offset, max_records=_PIECE)
+            except OffsetOutOfRange as moved:
+                if moved.begin <= offset:
+                    break
+                offset = moved.begin
+                continue
+            if not records:
+                break
+            yield partition, records
+            offset = records[-1].offset + 1
+
+
+def now_ms() -> int:
+    """Milliseconds since the epoch, UTC."""
+    return time.time_ns() // 1_000_000
