@@ -706,7 +706,8 @@ class EventLogContract:
         assert {r.key: r.partition for r in records if r.value == b"published"} == where
         assert [r.value for r in records if r.key is None and r.partition == 3] == [b"named", None]
 
-    def test_a_record_that_cannot_be_published_costs_no_other(self, log: EventLog, topic: str) -> None:
+    def test_a_record_that_cannot_be_published_costs_no_other(self, log: EventLog) -> None:
+        topic = f"small-{uuid.uuid4().hex[:8]}"
         log.ensure_topics([TopicSpec(topic, partitions=4, max_record_bytes=1_000)])
         publisher = log.publisher(topic)
         failed: dict[int, LogError] = {}

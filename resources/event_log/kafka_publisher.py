@@ -31,11 +31,12 @@ _clock = time.perf_counter_ns
 class _Sent:
     """One `send` under way. `delivered` runs for every record: it does as little as it can."""
 
-    __slots__ = ("acknowledged", "at_s", "count", "done", "failed", "places", "publisher", "values")
+    __slots__ = ("acknowledged", "at_s", "done", "due", "failed", "places", "publisher", "values")
 
     def __init__(self, publisher: KafkaPublisher, values: Sequence[bytes | None], done: Done) -> None:
         self.publisher, self.values, self.done = publisher, values, done
-        self.count = len(values)
+        self.due = len(values)
+        """Acknowledgements that end it: one less with each failure."""
         self.at_s = time.monotonic()
         self.acknowledged: list[int] = []
         self.failed: dict[int, LogError] = {}
@@ -48,13 +49,14 @@ class _Sent:
             return
         acknowledged = self.acknowledged
         acknowledged.append(_clock())
-        if len(acknowledged) + len(self.failed) == self.count:
+        if len(acknowledged) == self.due:
             self.publisher.finished(self)
 
     def fail(self, place: int, error: LogError) -> None:
         """One record has failed."""
         self.failed[place] = error
-        if len(self.acknowledged) + len(self.failed) == self.count:
+        self.due -= 1
+        if len(self.acknowledged) == self.due:
             self.publisher.finished(self)
 
     def place_of(self, value: bytes | None) -> int:
@@ -144,15 +146,16 @@ class KafkaPublisher:
         where = -1 if partition is None else partition
         place = 0
         try:
-            for place, (key, value) in enumerate(zip(keys, values, strict=True)):
-                # Characters, not bytes: four times as many bytes at most, and the topic has an allowance.
-                if value is not None and len(value) + (0 if key is None else len(key)) > limit:
-                    sent.fail(place, RecordTooLarge(f"{len(value)} bytes are over the limit of {topic}, {limit} bytes"))
-                    continue
-                try:
-                    produce(topic, value, key, where, report)
-                except UnicodeEncodeError as fault:
-                    sent.fail(place, InvalidRecord(f"a key of a record for {topic} is no text: {fault}"))
+            for key, value in zip(keys, values, strict=True):
+                # A key's characters, not its bytes: four times as many at most, and the topic has an allowance.
+                if len(value or b"") + len(key or "") > limit:
+                    sent.fail(place, RecordTooLarge(f"a record is over the limit of {topic}, {limit} bytes"))
+                else:
+                    try:
+                        produce(topic, value, key, where, report)
+                    except UnicodeEncodeError as fault:
+                        sent.fail(place, InvalidRecord(f"a key of a record for {topic} is no text: {fault}"))
+                place += 1
         except (BufferError, KafkaException) as fault:
             error = self._explained(error_of(fault)) if isinstance(fault, KafkaException) else None
             why = error or LogUnavailable(f"append to {topic}: the producer's queue is full")
@@ -227,10 +230,8 @@ class KafkaPublisher:
             self._producer.poll(0.05)
         for sent in list(self._under_way):
             # librdkafka owes these reports and did not give them: nobody waits for ever.
-            sent.count = len(sent.acknowledged) + len(sent.failed)
             for place in range(len(sent.values)):
-                if place not in sent.failed:
-                    sent.failed[place] = self._broken
+                sent.failed.setdefault(place, self._broken or why)
             self.finished(sent)
 
     def _purge(self) -> None:
