@@ -133,9 +133,10 @@ class DedupWindow:
         return min(8_192, self.capacity)
 
     def _admit(self, keys: Sequence[bytes], now_ms: int, start: int) -> list[int]:
-        rows = np.frombuffer(b"".join(keys), np.uint64).reshape(-1, 2)
-        if len(rows) != len(keys):
+        data = b"".join(keys)
+        if len(data) != KEY_BYTES * len(keys):
             raise ValueError(f"keys: not all of them have {KEY_BYTES} bytes")
+        rows = np.frombuffer(data, np.uint64).reshape(-1, 2)
         places = None
         if self._bloom is None:
             known = self._contains(rows)
