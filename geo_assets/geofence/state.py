@@ -78,7 +78,7 @@ class _Columns:
 
 
 class Devices(_Columns):
-    """The devices: where each was, and how far its triggers have been counted. 77 bytes each, and its id in a table.
+    """The devices: where each was, and how far its triggers have been counted. 81 bytes each, and its id in a table.
 
     Columns: `seen`, event time of its last fix; `time`, `lon`, `lat`, `accuracy`, of its last fix that counted;
     `odd_lon`, `odd_lat`, `odd`, where it seems to have jumped to and how many fixes say so; `sequence`, of its last
@@ -270,7 +270,7 @@ class Snapshot:
     stay_columns: dict[str, npt.NDArray[Any]]
 
     def to_bytes(self) -> bytes:
-        """The bytes, version first: 84 a device and its id, 32 a stay."""
+        """The bytes, version first: 80 a device and its id, 32 a stay."""
         head = _encode(
             _Head(
                 self.revision, self.rules, self.offsets, self.watermarks, self.devices, self.fences, self.priorities,
