@@ -47,6 +47,9 @@ log = structlog.get_logger()
 
 _clock = time.perf_counter_ns
 
+_SPOOL_AGAIN_S = 1.0
+"""How long a spool that took no more is left alone."""
+
 
 class RouterClosed(Exception):
     """The router is closed, or its thread has ended by a fault of its own, which is the cause."""
@@ -145,7 +148,7 @@ class Router:
         self._probe: int | None = None
         self._probe_under_way = False
         self._draining = False
-        self._next_interval = 0.0
+        self._next_interval = self._spool_again = 0.0
         self._clock_ms = 0
         self._thread: threading.Thread | None = None
         self._fault: BaseException | None = None
@@ -339,14 +342,14 @@ class Router:
             timeout_s: How long to wait when there is nothing to do.
         """
         publisher = self._publisher
-        waiting = self._outside or (self._pulled and self._passes)
+        waiting = self._work_waits()
         if publisher is not None and publisher.under_way:
             # Woken by an acknowledgement; what is handed over meanwhile waits a millisecond at most.
             publisher.serve(0.0 if waiting else min(timeout_s, 0.001))
         elif publisher is not None and not waiting:
             publisher.serve(0.0)
             with self._idle:
-                if not self._outside and not (self._pulled and self._passes) and not self._closed:
+                if not self._work_waits() and not self._closed:
                     self._sleeping = True
                     self._idle.wait(timeout_s)
                     self._sleeping = False
@@ -357,6 +360,12 @@ class Router:
             self._send_next(self._pulled)
         elif self._outside:
             self._spool_outside()
+
+    def _work_waits(self) -> bool:
+        if self._passes:
+            spooled = self.spool is not None and self.spool.waiting and not self._draining
+            return bool(self._outside or self._pulled or spooled)
+        return bool(self._outside) and self.spool is not None and time.monotonic() >= self._spool_again
 
     @property
     def _passes(self) -> bool:
@@ -611,7 +620,7 @@ class Router:
             self._into_spool(chunk.part(behind))
         except (SpoolFull, OSError) as fault:
             # Not overtaken, not lost: all of it waits in memory, and its callers are shed once that is full.
-            log.warning("router: the spool takes no more", error=str(fault))
+            self._spool_fails(fault)
             self._outside.appendleft(chunk.part(range(len(chunk.triggers))))
             chunk.empty()
             return
@@ -626,7 +635,7 @@ class Router:
 
     def _spool_outside(self, *, everything: bool = False) -> None:
         """Outside callers' triggers go to disk: first what is under way and may fail, then what waits."""
-        if self.spool is None:
+        if self.spool is None or (time.monotonic() < self._spool_again and not everything):
             return
         # In the order in which they were sent, whether they have failed by now or may still arrive.
         under_way: list[tuple[Sent, list[int] | None]] = [(sent, None) for sent in self._sent.values()]
@@ -656,7 +665,12 @@ class Router:
                 if not everything and self._publisher is not None:
                     self._publisher.serve(0.0)
         except (SpoolFull, OSError) as fault:
-            log.warning("router: the spool takes no more", error=str(fault))
+            self._spool_fails(fault)
+
+    def _spool_fails(self, fault: Exception) -> None:
+        if time.monotonic() >= self._spool_again:
+            log.warning("router: the spool takes no more", error=str(fault), held=self._held)
+        self._spool_again = time.monotonic() + _SPOOL_AGAIN_S
 
     def _drain(self) -> None:
         """Send what is spooled, in its order, once what was under way has its outcome."""
