@@ -1,8 +1,8 @@
-"""Dagster's event storage on Postgres with cheaper batches and connections that are kept.
+"""Dagster's storages on Postgres with connections that are kept, and events in cheaper batches.
 
-Named in deploy/dagster.yaml. Nothing here knows about tiles; what is written is exactly what Dagster's storage writes.
-Dagster's opens a connection for every statement, which costs more than the statement, and serializes a batch's events
-one by one with its general serializer, which costs more than storing them.
+Named in deploy/dagster.yaml. Nothing here knows about tiles; what is written is exactly what Dagster's storages write.
+Dagster's open a connection for every statement, which costs more than the statement: its daemon makes dozens a second.
+And they serialize a batch's events one by one with a general serializer, which costs more than storing them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,15 @@ from dagster._core.events.log import EventLogEntry
 from dagster._core.storage.event_log.schema import SqlEventLogStorageTable
 from dagster._serdes import ConfigurableClassData
 from dagster_postgres.event_log import PostgresEventLogStorage
-from dagster_postgres.utils import create_pg_engine, get_token_provider_from_config, pg_url_from_config
-from sqlalchemy import event
+from dagster_postgres.run_storage import PostgresRunStorage
+from dagster_postgres.schedule_storage import PostgresScheduleStorage
+from dagster_postgres.utils import (
+    create_pg_engine,
+    get_token_provider_from_config,
+    pg_url_from_config,
+    set_pg_statement_timeout,
+)
+from sqlalchemy import Engine, event
 from sqlalchemy.exc import DisconnectionError
 
 from geo_assets.catalog_storage import event_row, has_tags, newest_of_each, serialized, split_batch
@@ -31,28 +38,39 @@ RECYCLE_S = 300
 """Age at which a kept connection is replaced: below the idle limits of common proxies and load balancers."""
 
 
-class BatchingPostgresEventLogStorage(PostgresEventLogStorage):
-    """`PostgresEventLogStorage` whose `store_event_batch` is one transaction, over connections that are kept."""
+class KeptConnections:
+    """Beside one of Dagster's storages on Postgres: the same storage, over connections that are kept."""
+
+    postgres_url: str
+    _token_provider: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._engine = create_pg_engine(
+        self._engine = self._keeping(RECYCLE_S, MOST)
+
+    def _keeping(self, recycle_s: int, most: int) -> Engine:
+        engine = create_pg_engine(
             self.postgres_url,
             self._token_provider,
             isolation_level="AUTOCOMMIT",
             pool_size=KEPT,
-            max_overflow=MOST,
-            pool_recycle=RECYCLE_S,
+            max_overflow=most,
+            pool_recycle=recycle_s,
             # A server that was restarted costs one more round trip, not an error.
             pool_pre_ping=True,
         )
-        event.listen(self._engine, "connect", _note_process)
-        event.listen(self._engine, "checkout", _refuse_after_fork)
+        event.listen(engine, "connect", _note_process)
+        event.listen(engine, "checkout", _refuse_after_fork)
+        return engine
+
+    def optimize_for_webserver(self, statement_timeout: int, pool_recycle: int, max_overflow: int) -> None:
+        """As Dagster's, which keeps a connection as well, but after a restart of the server shows the UI an error."""
+        self._engine.dispose()
+        self._engine = self._keeping(pool_recycle, max_overflow)
+        event.listen(self._engine, "connect", lambda made, _: set_pg_statement_timeout(made, statement_timeout))
 
     @classmethod
-    def from_config_value(  # type: ignore[override]
-        cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]
-    ) -> BatchingPostgresEventLogStorage:
+    def from_config_value(cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]) -> Any:
         """The storage of a dagster.yaml, with the configuration of Dagster's own."""
         return cls(
             inst_data=inst_data,
@@ -60,6 +78,23 @@ class BatchingPostgresEventLogStorage(PostgresEventLogStorage):
             should_autocreate_tables=config_value.get("should_autocreate_tables", True),
             token_provider=get_token_provider_from_config(config_value),
         )
+
+    def dispose(self) -> None:
+        """Close what was kept."""
+        super().dispose()  # type: ignore[misc]
+        self._engine.dispose()
+
+
+class KeptPostgresRunStorage(KeptConnections, PostgresRunStorage):  # pyright: ignore[reportIncompatibleMethodOverride]
+    """`PostgresRunStorage` over connections that are kept."""
+
+
+class KeptPostgresScheduleStorage(KeptConnections, PostgresScheduleStorage):  # pyright: ignore[reportIncompatibleMethodOverride]
+    """`PostgresScheduleStorage` over connections that are kept."""
+
+
+class BatchingPostgresEventLogStorage(KeptConnections, PostgresEventLogStorage):  # pyright: ignore[reportIncompatibleMethodOverride]
+    """`PostgresEventLogStorage` whose `store_event_batch` is one transaction, over connections that are kept."""
 
     def store_event_batch(self, events: Sequence[EventLogEntry]) -> None:
         """Store events of assets in one transaction: all of them are in the catalog, or none.
@@ -88,11 +123,6 @@ class BatchingPostgresEventLogStorage(PostgresEventLogStorage):
                     self._store_asset_event(conn, one, event_id)
         for one in singles:
             self.store_event(one)
-
-    def dispose(self) -> None:
-        """Close what was kept."""
-        super().dispose()
-        self._engine.dispose()
 
 
 def _note_process(_: Any, record: Any) -> None:

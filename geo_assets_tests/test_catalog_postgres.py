@@ -72,8 +72,8 @@ def instance(home: Path) -> Iterator[DagsterInstance]:
 
 def test_productions_dagster_yaml_gives_the_batching_storage(instance: DagsterInstance, room: PostgresRoom) -> None:
     assert isinstance(instance.event_log_storage, BatchingPostgresEventLogStorage)
-    assert type(instance.run_storage).__name__ == "PostgresRunStorage"
-    assert type(instance.schedule_storage).__name__ == "PostgresScheduleStorage"
+    assert type(instance.run_storage).__name__ == "KeptPostgresRunStorage"
+    assert type(instance.schedule_storage).__name__ == "KeptPostgresScheduleStorage"
     assert type(instance.compute_log_manager).__name__ == "S3ComputeLogManager"
     assert type(instance.run_coordinator).__name__ == "QueuedRunCoordinator"
     assert not instance.run_retries_enabled
@@ -218,6 +218,25 @@ def test_a_connection_that_the_server_ended_costs_no_event(instance: DagsterInst
             db.execute("SELECT pg_terminate_backend(%s)", (pid,))
     catalog.report_materializations(instance, entries(keys(5)))
     assert instance.get_materialized_partitions(catalog.TILES) == set(keys(5))
+
+
+@pytest.mark.parametrize("webserver", [False, True])
+def test_a_connection_that_the_server_ended_costs_daemon_and_ui_no_error(
+    instance: DagsterInstance, room: PostgresRoom, webserver: bool
+) -> None:
+    if webserver:
+        instance.optimize_for_webserver(statement_timeout=5_000, pool_recycle=600, max_overflow=2)
+
+    def look() -> None:
+        assert instance.get_runs(limit=1) == []
+        assert instance.all_instigator_state() == []
+        assert instance.get_materialized_partitions(catalog.TILES) == set()
+
+    look()
+    with psycopg.connect(room.url.partition("?")[0], autocommit=True) as db:
+        for pid in room.backends():
+            db.execute("SELECT pg_terminate_backend(%s)", (pid,))
+    look()
 
 
 def test_an_instance_keeps_one_connection_and_closes_it_at_its_end(home: Path, room: PostgresRoom) -> None:
