@@ -24,6 +24,9 @@ TILES_FOLDER = "tiles/"
 MAX_RECORD_BYTES = 1_000_000
 """A record's limit: Kafka's default is 1 MB, and both stacks behave alike. Larger bodies go by pointer."""
 
+TRIGGER_PARTITIONS = 12
+"""Of `[triggers]`: its consumers may be that many. A keyed topic's count is not changed while anybody lags."""
+
 
 def topic_specs(settings: Settings) -> list[TopicSpec]:
     """Every topic of the platform, as it is declared at start-up."""
@@ -33,7 +36,7 @@ def topic_specs(settings: Settings) -> list[TopicSpec]:
     return [
         TopicSpec(
             name,
-            partitions=settings.log_partitions,
+            partitions=TRIGGER_PARTITIONS if name == topics.TRIGGERS else settings.log_partitions,
             # Dead letters wait for people: four times as long as the records they came from.
             retention_ms=retention_ms * 4 if name == topics.DEAD_LETTERS else retention_ms,
             # A dead letter carries its raw payload in base64 with what is said about it.

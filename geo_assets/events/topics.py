@@ -14,8 +14,10 @@ POSITIONS = "positions"
 """Device positions. Key: device id."""
 FENCES = "fences"
 """Geofences. Key: fence id."""
+TRIGGERS = "triggers"
+"""Geofence triggers: frames of bytes (geofence/triggers.py), and marks of epochs (flow/epochs.py). Key: device id."""
 
-ALL = (RAW, TILES, TILE_UPDATED, DEAD_LETTERS, POSITIONS, FENCES)
+ALL = (RAW, TILES, TILE_UPDATED, DEAD_LETTERS, POSITIONS, FENCES, TRIGGERS)
 
 HEADER_EVENT_ID = "event-id"
 HEADER_SOURCE = "source"

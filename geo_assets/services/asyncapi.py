@@ -296,6 +296,36 @@ _TOPICS = (
                   (*_EVENT_HEADERS, topics.HEADER_CRS)),),
         (_Operation("sendFences", "send", "The edge writes what it accepted over HTTP."),),
     ),
+    _Topic(
+        topics.TRIGGERS,
+        "Geofence triggers",
+        "ENTER, DWELL and EXIT of devices, in order per device, at least once: docs/triggers.md tells how to see each "
+        "once in effect. A record without a key is a mark: the run of its epoch has taken the partition over, and what "
+        "is below the highest epoch seen in a partition is void. Who is in which fence is personal data: give read "
+        "access to whom it concerns.",
+        {
+            "type": ["string", "null"],
+            "description": "The device id, as in the frame; null of a mark.",
+            "examples": ["bus-18"],
+        },
+        (
+            _Message(
+                "trigger",
+                "A device entered, stayed in or left a fence",
+                "The byte 0x01 and a MessagePack array of eleven members.",
+                {"type": "string", "format": "binary", "description": "docs/triggers.md describes the members."},
+                content_type="application/vnd.msgpack",
+            ),
+            _Message(
+                "epochMark",
+                "A routing run took over",
+                "The byte 0x00 and a MessagePack array whose first member is the epoch.",
+                {"type": "string", "format": "binary", "description": "docs/triggers.md describes the members."},
+                content_type="application/vnd.msgpack",
+            ),
+        ),
+        (_Operation("sendTriggers", "send", "The router, of what the routing run's tracker told."),),
+    ),
 )  # fmt: skip
 
 VALUES: dict[str, str] = {
@@ -306,7 +336,7 @@ VALUES: dict[str, str] = {
     topics.POSITIONS: "Position",
     topics.FENCES: "Fence",
 }
-"""Component by topic: what a value of it is when it is JSON."""
+"""Component by topic: what a value of it is when it is JSON. `triggers` holds frames of bytes."""
 
 
 def asyncapi_document(specs: Iterable[TopicSpec]) -> dict[str, Any]:

@@ -1,0 +1,100 @@
+"""The router and a broker of its own that is killed and started again: one broker, as each costs many seconds."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from geo_assets.services.router import Router, RouterOptions
+from geo_assets_tests.resources.kafka_broker import GuardedKafka, started
+from geo_assets_tests.services.test_router import by_device, of, told, until
+from resources.event_log.kafka import KafkaEventLog
+from resources.event_log.kafka_options import KafkaOptions
+from resources.event_log.protocol import TopicSpec
+
+pytestmark = pytest.mark.service("kafka")
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedKafka]:
+    broker = started(tmp_path_factory.mktemp("broker") / "kafka")
+    yield broker
+    broker.remove()
+
+
+@pytest.mark.parametrize("delivery_timeout_s", [60.0, 3.0], ids=["what is under way waits", "deliveries fail"])
+def test_rule_2_a_broker_killed_under_load_loses_nothing_and_keeps_each_device_in_order(
+    broker: GuardedKafka, tmp_path: Path, delivery_timeout_s: float
+) -> None:
+    options = KafkaOptions(
+        broker.setting("GEO_ASSETS_KAFKA_SERVERS"),
+        topic_prefix=f"{delivery_timeout_s:g}.",
+        delivery_timeout_s=delivery_timeout_s,
+        request_timeout_s=4.0,
+    )
+    log = KafkaEventLog(options)
+    log.ensure_topics([TopicSpec("triggers", partitions=4)])
+    router = Router(
+        log, 1, RouterOptions(spool_folder=tmp_path / "spool", open_s=1.0), dead_letters=lambda letters: None
+    )
+    router.start()
+    stop, longest, faults = threading.Event(), [0.0], list[BaseException]()
+    outside = [f"outside-{n}" for n in range(20)]
+    pulled = [f"pulled-{n}" for n in range(20)]
+    counts = {"outside": 0, "pulled": 0}
+
+    def submit() -> None:
+        try:
+            while not stop.wait(0.005):
+                before = time.monotonic()
+                router.submit(of(outside, [counts["outside"] + 1]))
+                counts["outside"] += 1
+                longest[0] = max(longest[0], time.monotonic() - before)
+        except BaseException as fault:
+            faults.append(fault)
+
+    def pull() -> None:
+        try:
+            while not stop.is_set():
+                if router.ready(0.05):
+                    router.route(of(pulled, [counts["pulled"] + 1]))
+                    counts["pulled"] += 1
+                    time.sleep(0.005)
+        except BaseException as fault:
+            faults.append(fault)
+
+    threads = [threading.Thread(target=submit), threading.Thread(target=pull)]
+    for thread in threads:
+        thread.start()
+    until(lambda: router.counts["routed"] > 2_000, 30)
+
+    broker.kill()
+    until(lambda: not router.breaker.closed, 10)
+    pulled_then = counts["pulled"]
+    until(lambda: router.counts["spooled"] > 500, 20)
+    time.sleep(5.0 if delivery_timeout_s < 5 else 0.5)
+    assert counts["pulled"] <= pulled_then + 1
+    broker.start({})
+    until(lambda: router.breaker.closed, 60)
+    routed = router.counts["routed"]
+    until(lambda: router.counts["drained"] > 0 and router.counts["routed"] > routed + 500, 60)
+    stop.set()
+    for thread in threads:
+        thread.join(20)
+    assert faults == []
+    # A submit takes a lock and appends to a queue: what is more is the machine's other work.
+    assert longest[0] < 1.0
+    assert router.settle(60)
+    until(lambda: router.held == 0 and router.spool is not None and not router.spool.waiting, 60)
+    found = told(log)
+    expected = {device: list(range(1, counts["outside"] + 1)) for device in outside}
+    expected |= {device: list(range(1, counts["pulled"] + 1)) for device in pulled}
+    assert by_device(found) == expected
+    if delivery_timeout_s > 5:
+        assert len(found) == 20 * (counts["outside"] + counts["pulled"])
+    assert router.close()
+    log.close()
