@@ -16,10 +16,10 @@ import os
 import secrets
 import threading
 import time
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from benchmarks.report import Report, parser
 from geo_assets.events import topics
@@ -38,21 +38,21 @@ START_MS = 1_777_636_800_000
 RATES = (50_000, 60_000, 70_000, 80_000, 100_000, 120_000)
 
 
-@dataclass
 class Times:
-    """When triggers were emitted and acknowledged."""
+    """When triggers were emitted and acknowledged, in arrays that are there from the beginning."""
 
-    emitted: list[int] = field(default_factory=list)
-    acknowledged: list[Any] = field(default_factory=list)
+    def __init__(self, most: int) -> None:
+        self.emitted, self.acknowledged = np.ones(most, np.int64), np.ones(most, np.int64)
+        self.count = 0
 
-    def milliseconds(self) -> Any:
+    def take(self, emitted: int, at: Sequence[int]) -> None:
+        start, self.count = self.count, self.count + len(at)
+        self.emitted[start : self.count] = emitted
+        self.acknowledged[start : self.count] = at
+
+    def milliseconds(self) -> npt.NDArray[np.float64]:
         """From emission to acknowledgement, each trigger."""
-        counts = [len(at) for at in self.acknowledged]
-        return (np.concatenate(self.acknowledged) - np.repeat(np.array(self.emitted), counts)) / 1e6
-
-    def take(self, emitted: int, at: Any) -> None:
-        self.emitted.append(emitted)
-        self.acknowledged.append(np.array(at, np.int64))
+        return (self.acknowledged[: self.count] - self.emitted[: self.count]) / 1e6
 
 
 def main() -> None:
@@ -94,10 +94,10 @@ def opened(servers: str) -> KafkaEventLog:
 
 
 def one_rate(report: Report, servers: str, rate: int, seconds: float, slow_s: float, profile: str | None) -> bool:
-    """Measure one rate; whether it held."""
+    """Measure one rate; whether the router kept up with it."""
     log = opened(servers)
     router = Router(log, 1, RouterOptions(freeze=True, slow_publish_s=slow_s), dead_letters=lambda letters: None)
-    times = Times()
+    times = Times(round(rate * seconds * 1.01) + 1_000)
     _fill(router)
     router.start(thread=False)
     stop = threading.Event()
@@ -114,7 +114,7 @@ def one_rate(report: Report, servers: str, rate: int, seconds: float, slow_s: fl
     gc.freeze()
     first_rss, cpu, began = rss(), time.process_time(), time.perf_counter()
     generator.run(seconds)
-    offered = generator.sent
+    offered = generator.sent - generator.shed
     while router.held:
         time.sleep(0.001)
     wall, cpu = time.perf_counter() - began, time.process_time() - cpu
@@ -123,23 +123,23 @@ def one_rate(report: Report, servers: str, rate: int, seconds: float, slow_s: fl
     shed = generator.shed
     routed = router.counts["routed"] - before["routed"]
     p50, p99, worst = np.percentile(waits, 50), np.percentile(waits, 99), waits.max()
-    held = shed == 0 and p99 < 40 and routed >= 0.99 * offered and wall < seconds * 1.05
+    keeps_up = shed == 0 and routed == offered and wall < seconds * 1.1
     name = f"{rate:,}/s for {seconds:g} s"
-    report.row(f"{name}: acknowledged", routed / wall, "triggers/s", f"offered {offered / seconds:,.0f}")
+    report.row(f"{name}: acknowledged", routed / wall, "triggers/s", f"offered {generator.sent / seconds:,.0f}")
     report.row(f"{name}: p50", p50, "ms")
     report.row(f"{name}: p99", p99, "ms", "40 ms", 40 / p99)
     report.row(f"{name}: worst", worst, "ms")
     report.row(f"{name}: CPU of this process", cpu / routed * 1e6, "µs/trigger")
     report.row(f"{name}: cores at that", cpu / wall, "cores")
     report.row(f"{name}: shed", shed, "triggers")
-    report.row(f"{name}: breaker opened by lateness", router.counts["slow"] - before["slow"], "late stretches of 25 ms")
+    report.row(f"{name}: publishes over their ceiling", router.counts["slow"] - before["slow"], "late stretches")
     report.row(f"{name}: memory, first to last", (last_rss - first_rss) / 1e6, "MB", f"{first_rss / 1e6:.0f} MB")
     report.row(f"{name}: generator's own lateness p99", generator.late_p99_ms(), "ms")
     stop.set()
     worker.join()
     router.close()
     remove(log)
-    return held
+    return keeps_up
 
 
 class Generator:

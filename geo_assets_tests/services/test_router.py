@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import random
 import threading
 import time
 from collections import defaultdict
@@ -13,11 +14,15 @@ import pytest
 
 from geo_assets.events.dead_letter import DeadLetter
 from geo_assets.flow.bounds import Bounds, Shed
+from geo_assets.flow.dedup import DedupWindow
 from geo_assets.flow.epochs import mark
 from geo_assets.flow.reading import TriggerReader
+from geo_assets.geofence.replay import Replay
+from geo_assets.geofence.tracker import Tracker
 from geo_assets.geofence.triggers import ENTER, EXIT, Trigger, decode, encode, key
 from geo_assets.services.router import Router, RouterClosed, RouterOptions
 from geo_assets.services.trigger_tail import current_epoch, take_epoch
+from geo_assets_tests.geofence.world import Walk, box, columns, fences
 from geo_assets_tests.resources.contract_event_log import read_all
 from geo_assets_tests.resources.kafka_harness import own_topics
 from resources.event_log.kafka import KafkaEventLog
@@ -565,3 +570,57 @@ def test_a_closed_router_says_so(log: SqliteEventLog, start: Callable[..., Route
     for hand_over in (router.submit, router.route):
         with pytest.raises(RouterClosed):
             functools.partial(hand_over, of(["a"], [101]))()
+
+
+# With the tracker
+
+
+def test_rule_2_routing_that_dies_at_any_step_tells_the_same_triggers_as_one_that_never_does(
+    either_log: EventLog,
+) -> None:
+    rng = random.Random(5)
+    walk, records = Walk(), list[Any]()
+    for second in range(60):
+        for device in range(20):
+            records.append(walk.at(f"bus-{device}", second * 30, rng.choice([-5e-4, 5e-4, 15e-4]), 5e-4))
+    city = fences(box('"west"', -1e-3, 0, 0, 1e-3, dwell_ms=45_000), box('"east"', 0, 0, 1e-3, 1e-3))
+    batches = [columns(records[start : start + 37]) for start in range(0, len(records), 37)]
+    alone = Tracker(city)
+    expected = [one for batch in batches for one in alone.feed(batch).rows()]
+    assert len(expected) > 500
+
+    snapshot, epoch, finished = Tracker(city).snapshot(), 0, False
+    deaths = 0
+    while not finished:
+        epoch += 1
+        router = Router(either_log, epoch, RouterOptions(slow_publish_s=2.0), dead_letters=lambda _: None)
+        replay = Replay(router.start(thread=False).horizon)
+        tracker, adopted = Tracker.restore(snapshot, {1: city})
+        router.route(adopted)
+        for batch in batches:
+            if int(batch.offset[-1]) < tracker.offsets.get(0, 0):
+                continue
+            assert router.ready(10)
+            router.route(tracker.feed(batch))
+            for _ in range(rng.randrange(3)):
+                router.step(0.0)
+            if rng.random() < 0.1 and deaths < 8:
+                # What it sent may arrive or not; nobody hears of it.
+                deaths += 1
+                break
+            if rng.random() < 0.3 and router.settle(10) and replay.may_snapshot(in_flight=router.in_flight):
+                snapshot = tracker.snapshot()
+        else:
+            assert router.settle(20)
+            finished = True
+        router.close(0.0)
+    assert deaths >= 3
+
+    found: dict[str, list[bytes]] = defaultdict(list)
+    values = ((r.partition, r.value or b"") for r in read_all(either_log, TOPIC))
+    for one in TriggerReader(DedupWindow(10_000)).read(values):
+        found[one.device_id].append(key(one))
+    wanted: dict[str, list[bytes]] = defaultdict(list)
+    for one in expected:
+        wanted[one.device_id].append(key(one))
+    assert found == wanted
