@@ -73,6 +73,17 @@ class Settings(BaseSettings):
         default="local", description="Digest of the image a process runs from; in every tile's metadata."
     )
 
+    # Dagster ends what runs for two hours; a run that ends by itself before that hands over to the next in good order.
+    geofence_run_s: float = Field(default=3_600.0, gt=0, description="Longest that one routing run goes on.")
+    # Starting one costs some seconds: it stays for half a minute after the last position.
+    geofence_idle_s: float = Field(default=30.0, gt=0, description="Without a position for so long a run ends.")
+    geofence_lateness_s: float = Field(
+        default=5.0, ge=0, le=86_400, description="How long DWELL waits for a silent device's late positions."
+    )
+    geofence_crossings: bool = Field(
+        default=False, description="Whether a fence passed between two fixes gives ENTER and EXIT."
+    )
+
     # -- which adapters ------------------------------------------------------------------------------------------------
     # A port whose setting is absent uses its embedded adapter, so that one service can be tried at a time. `production`
     # says that none may be absent: a forgotten URL must not become a SQLite file in a pod.

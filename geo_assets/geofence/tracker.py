@@ -215,6 +215,18 @@ class Tracker:
         stays, _ = self._stays.of(self._devices.head[[row]])
         return sorted(self.index.fence_ids[fence] for fence in self._stays.fence[stays].tolist())
 
+    def next_due(self) -> dict[int, int]:
+        """Partition -> watermark at which something comes of devices that say nothing; those without are left out.
+
+        A DWELL at its time + `lateness_ms`, or the end of what a device has open that fell silent.
+        """
+        devices, stays = self._devices, self._stays
+        stay = stays.open()
+        owner = stays.device[stay]
+        due = np.minimum(stays.due[stay] + self.rules.lateness_ms, devices.seen[owner] + self.rules.silent_ms)
+        partition = devices.partition[owner]
+        return {number: int(due[partition == number].min()) for number in np.unique(partition).tolist()}
+
     # Positions
 
     def feed(self, batch: Positions) -> Triggers:

@@ -1,0 +1,528 @@
+"""The routing run: positions from the log, through the tracker, to the router; snapshots, new fences, the timer.
+
+The order of its steps is the replay protocol (geofence/replay.py). A run takes the lease, then a higher epoch, claims
+the snapshot in force, marks every partition of `[triggers]` and reads their tail; from there on it tells what was told
+before under the same keys, and then what is new. What it is made of can be killed at any step.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import structlog
+
+from geo_assets.events import topics
+from geo_assets.events.dead_letter import DeadLetter, Origin
+from geo_assets.events.foreign import kept_headers
+from geo_assets.events.records import MAX_PART_ID
+from geo_assets.flow.stages import Buckets
+from geo_assets.geofence.positions import read_positions, tick_value
+from geo_assets.geofence.replay import Replay, adopt
+from geo_assets.geofence.rules import Rules
+from geo_assets.geofence.tracker import Tracker
+from geo_assets.services import geofence_snapshots as snapshots
+from geo_assets.services import routing_result
+from geo_assets.services.dead_letters import write_dead_letters
+from geo_assets.services.fences import FenceBook, FencesLost, Standing
+from geo_assets.services.geofence_snapshots import Replaced, Snapshots, Stored
+from geo_assets.services.lost_records import remember_loss, stop_if_told
+from geo_assets.services.position_reader import Batch, PositionReader
+from geo_assets.services.router import Router, RouterOptions
+from geo_assets.services.routing_lease import RoutingLease
+from geo_assets.services.routing_result import RoutingResult, quantile_ms
+from geo_assets.services.trigger_tail import now_ms, take_epoch
+from resources.event_log.protocol import LogUnavailable, NewRecord
+from resources.ledger.protocol import LedgerUnavailable
+from resources.tile_store.protocol import TileStoreError
+
+if TYPE_CHECKING:
+    from geo_assets.geofence.index import FenceIndex
+    from geo_assets.geofence.triggers import Triggers
+    from geo_assets.settings import Settings
+    from geo_assets.stack import Stack
+    from resources.event_log.protocol import OffsetOutOfRange, Record
+
+log = structlog.get_logger()
+
+READ_TO_ACK = "read_to_acknowledgement"
+"""The stage that holds all others: from a position read to its trigger acknowledged."""
+
+_TICK_EVERY_S = 1.0
+_AGAIN_S = 0.5
+_BARRIER_AGAIN_S = 0.25
+_OUTAGES = (LogUnavailable, LedgerUnavailable, TileStoreError)
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingOptions:
+    """How a run behaves.
+
+    Args:
+        idle_s: It ends when no position came for as long; None: never for that.
+        run_s: It ends after as long, for the next one to take over; None: never for that.
+        wait_s: How long it stands by for the lease; None: as long as it takes.
+        batch: Most positions judged at once: some 10 ms of work, which the newest position waits.
+        snapshot_s: Between snapshots: what a killed run tells again. Longer where one takes long to write.
+        fences_s: Between looks at `[fences]`.
+        barrier_s: How long one waits for acknowledgements before a snapshot; a broker takes milliseconds.
+        report_s: Between updates of the result that checks and `progress` see.
+        rules: How positions are judged.
+        router: How triggers are routed.
+        on_broker: Whether the log is a broker's.
+    """
+
+    idle_s: float | None = None
+    run_s: float | None = None
+    wait_s: float | None = None
+    batch: int = 4_000
+    snapshot_s: float = 5.0
+    fences_s: float = 0.5
+    barrier_s: float = 0.25
+    report_s: float = 15.0
+    rules: Rules = field(default_factory=Rules)
+    router: RouterOptions = field(default_factory=RouterOptions)
+    on_broker: bool = False
+
+
+def options_of(settings: Settings) -> RoutingOptions:
+    """The options that settings say."""
+    on_broker = settings.kafka_servers is not None
+    return RoutingOptions(
+        idle_s=settings.geofence_idle_s,
+        run_s=settings.geofence_run_s,
+        rules=Rules(lateness_ms=round(settings.geofence_lateness_s * 1000), crossings=settings.geofence_crossings),
+        # A disk that is shared with everything else may take a second to have a commit.
+        router=RouterOptions(slow_publish_s=0.025 if on_broker else 1.0, freeze=True),
+        on_broker=on_broker,
+    )
+
+
+def route(
+    stack: Stack,
+    options: RoutingOptions,
+    *,
+    stop: threading.Event | None = None,
+    progress: Callable[[RoutingResult], None] | None = None,
+) -> RoutingResult:
+    """Stand by for the lease with everything warm, then route until there is nothing to do, or the time is over.
+
+    Args:
+        stack: The ports.
+        options: How.
+        stop: Set to end it early, in good order.
+        progress: Told how it stands, now and then.
+
+    Returns:
+        What it did; with `ended` as `stopped` and no epoch where it never got the lease.
+
+    Raises:
+        LogUnavailable, LedgerUnavailable, TileStoreError: At the start; later on it waits for them.
+        Exception: What cannot be waited out. Nothing is lost: the next run goes on from the snapshot in force.
+    """
+    stop = stop or threading.Event()
+    # Opened before threads share them.
+    _ = stack.log, stack.ledger, stack.tiles
+    book = FenceBook(stack)
+    _warm(stack, book)
+    with RoutingLease(stack.guard) as lease:
+        if not lease.wait(stop, options.wait_s):
+            return RoutingResult(ended="stopped", at_ms=now_ms())
+        try:
+            run = _Run(stack, options, book, lease, stop, progress)
+        except Replaced as why:
+            log.warning("routing run replaced at its start", reason=str(why))
+            return RoutingResult(ended="replaced", at_ms=now_ms())
+        return run.work()
+
+
+def _warm(stack: Stack, book: FenceBook) -> None:
+    """What takes long of a start, while another run still routes: fences and their index."""
+    try:
+        book.index(book.standing().name)
+        book.index(snapshots.in_force(stack.ledger).fences)
+    except FencesLost:
+        log.info("fences moved on while standing by")
+
+
+class _Run:
+    def __init__(
+        self,
+        stack: Stack,
+        options: RoutingOptions,
+        book: FenceBook,
+        lease: RoutingLease,
+        stop: threading.Event,
+        progress: Callable[[RoutingResult], None] | None,
+    ) -> None:
+        self.stack, self.options, self.book, self.lease, self.stop = stack, options, book, lease, stop
+        self.progress = progress
+        self.began = time.monotonic()
+        self.result = RoutingResult(epoch=take_epoch(stack.ledger), on_broker=options.on_broker)
+        self.snapshots = Snapshots(stack.ledger, stack.tiles, self.result.epoch)
+        self.topic = stack.log.topic_id(topics.POSITIONS)
+        self.heard: dict[int, int] = {}
+        self.last_cost = self.looked = self.ticked = 0.0
+        stored = self.snapshots.claim()
+        extents = stack.log.extents(topics.POSITIONS)
+        anew = self._begins_anew(stored, {p: e.end for p, e in extents.items()})
+        told = None if anew else self._restore(stored)
+        if told is None:
+            self._begin(stored)
+        self.router = Router(
+            stack.log, self.result.epoch, options.router, dead_letters=partial(write_dead_letters, stack)
+        )
+        tail = self.router.start(thread=False)
+        # An offset beyond the end was told of records that are not there any more: nothing will pass it again.
+        horizon = {} if anew else {p: min(at, extents[p].end) for p, at in tail.horizon.items() if p in extents}
+        self.replay = Replay(horizon)
+        self.read_at: dict[int, int] = {}
+        self.seconds = Buckets()
+        self.router.on_acknowledged(self._acknowledged)
+        if told is not None:
+            self.router.route(told)
+        self.reader = PositionReader(stack.log, self.tracker.offsets, size=options.batch, lost=self._lost)
+        self.keeper = ThreadPoolExecutor(1, thread_name_prefix="snapshots")
+        self.writing: Future[float] | None = None
+        self.ending = threading.Event()
+        self.newest: tuple[str, FenceIndex] | None = None
+        self.folder = threading.Thread(target=self._fold, name="fences", daemon=True)
+        self.folder.start()
+        log.info(
+            "routing run started", epoch=self.result.epoch, fences=len(self.tracker.index.fence_set),
+            revision=self.tracker.revision, devices=self.tracker.devices, replay=sum(self._left().values()),
+        )  # fmt: skip
+
+    # Starting
+
+    def _begins_anew(self, stored: Stored, ends: Mapping[int, int]) -> bool:
+        """Whether the snapshot says nothing of this topic: it was made again, or put back to an earlier state."""
+        if not stored.name:
+            return False
+        beyond = [p for p, offset in stored.offsets.items() if offset > ends.get(p, 0)]
+        if stored.topic == self.topic and not beyond:
+            return False
+        log.error("[positions] is not the one that the snapshot read: routing begins anew", partitions=beyond)
+        return True
+
+    def _restore(self, stored: Stored) -> Triggers | None:
+        data = self.snapshots.load()
+        if data is None:
+            if stored.name:
+                raise snapshots.SnapshotLost(f"the snapshot {stored.name} is gone from the tile store")
+            return None
+        index = self.book.index(stored.fences)
+        self.tracker, told = Tracker.restore(data, {stored.revision: index})
+        self.fences, self.heard = stored.fences, dict(stored.heard)
+        return told
+
+    def _begin(self, stored: Stored) -> None:
+        """Nothing to go on from: the newest fences, and a snapshot that names them before anything is told by them."""
+        standing = self.book.fold()
+        index = self.book.index(standing.name)
+        self.fences = standing.name
+        self.tracker = Tracker(index, self.options.rules)
+        self.snapshots.store(self.tracker.snapshot(), self._what(self.tracker.revision, standing.name))
+        log.info("routing begins", revision=self.tracker.revision, before=stored.name)
+
+    def _lost(self, gone: OffsetOutOfRange) -> None:
+        if gone.offset > gone.end:
+            raise snapshots.PositionsChanged(f"{gone}: it was put back to an earlier state; the next run begins anew")
+        stop_if_told(self.stack.settings, gone, "the routing run", "what devices did meanwhile is not told")
+        log.error("positions were lost to retention", partition=gone.partition, position=gone.offset, oldest=gone.begin)
+        remember_loss(self.stack.ledger, gone, now_ms())
+
+    # Working
+
+    def work(self) -> RoutingResult:
+        """Route until there is nothing to do, the time is over, or somebody says so."""
+        try:
+            self.result.ended = self._loop()
+            if self.result.ended != "replaced":
+                self._finish()
+        except Replaced as why:
+            log.warning("routing run replaced", reason=str(why))
+            self.result.ended = "replaced"
+        finally:
+            self.ending.set()
+            self.reader.close()
+            self.folder.join(timeout=30.0)
+            self.router.close(1.0)
+            self.keeper.shutdown()
+        self._report(last=True)
+        log.info("routing run ended", why=self.result.ended, summary=self.result.summary)
+        return self.result
+
+    def _loop(self) -> str:
+        o = self.options
+        active = reported = try_at = time.monotonic()
+        snapshot_at = time.monotonic() + o.snapshot_s
+        dirty = False
+        waiting: Batch | None = None
+        while True:
+            now = time.monotonic()
+            if self.lease.lost:
+                return "replaced"
+            if self.stop.is_set():
+                return "stopped"
+            if o.run_s is not None and now - self.began >= o.run_s:
+                return "time"
+            batch = None
+            if self.router.ready():
+                batch, waiting = waiting or self.reader.take(), None
+            if batch is not None:
+                try:
+                    if self._judge(batch):
+                        active = now
+                    dirty = True
+                except LogUnavailable as fault:
+                    # Its dead letters are not written: the same batch again, and nothing of it was judged.
+                    waiting = batch
+                    log.warning("routing waits", error=str(fault))
+                    self._work(_AGAIN_S)
+                    continue
+            self.router.step(0.0 if batch is not None else 0.005)
+            if now >= try_at and (self._to_adopt() or (dirty and now >= snapshot_at)):
+                cost = self._snapshot()
+                if cost is None:
+                    try_at = time.monotonic() + _BARRIER_AGAIN_S
+                else:
+                    dirty = False
+                    snapshot_at = time.monotonic() + max(o.snapshot_s, 10 * cost)
+            if batch is None and waiting is None and self.reader.at_end:
+                self._tick(now)
+                busy = self.router.in_flight or self._to_adopt()
+                # What a tick brings is read again first.
+                if (
+                    o.idle_s is not None
+                    and not busy
+                    and now - active >= o.idle_s
+                    and now - self.ticked >= _TICK_EVERY_S
+                ):
+                    return "idle"
+            if now - reported >= o.report_s:
+                reported = now
+                self._report()
+
+    def _work(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not self.stop.is_set():
+            self.router.step(0.01)
+
+    def _judge(self, batch: Batch) -> bool:
+        """Judge a batch and hand over what follows; whether a device was heard."""
+        records = batch.records
+        positions, poison = read_positions(
+            [r.value for r in records],
+            [r.partition for r in records],
+            [r.offset for r in records],
+            [r.timestamp_ms for r in records],
+        )
+        if poison:
+            write_dead_letters(self.stack, [_letter(records[row]) for row in poison])
+            self.result.dlq += len(poison)
+        told = self.tracker.feed(positions)
+        self.result.positions += len(records)
+        for record in records:
+            self.heard[record.partition] = max(record.timestamp_ms, self.heard.get(record.partition, 0))
+        if len(told):
+            emitted = time.perf_counter_ns()
+            self.read_at[emitted] = batch.read_ns
+            self.router.route(told, emitted=emitted)
+        return any(device is not None for device in positions.device)
+
+    def _acknowledged(self, emitted: int, at: Sequence[int]) -> None:
+        read = self.read_at.get(emitted)
+        if read is not None and len(at):
+            self.seconds.observe((max(at) - read) / 1e9, len(at))
+
+    # Snapshots and fences
+
+    def _left(self) -> dict[int, int]:
+        return self.replay.left(self.tracker.offsets)
+
+    def _what(self, revision: int, fences: str) -> Stored:
+        watermarks = self.tracker.watermarks
+        due = [
+            self.heard[p] + at - watermarks.get(p, 0) for p, at in self.tracker.next_due().items() if p in self.heard
+        ]
+        return Stored(
+            fences=fences, revision=revision, topic=self.topic, offsets=self.tracker.offsets, heard=dict(self.heard),
+            due_ms=min(due, default=None),
+        )  # fmt: skip
+
+    def _to_adopt(self) -> bool:
+        newer = self.newest is not None and self.newest[1].fence_set.revision > self.tracker.revision
+        return (newer or self.tracker.rules != self.options.rules) and not self._left()
+
+    def _snapshot(self) -> float | None:
+        """Write a snapshot, adopt what is to be adopted; the seconds the last one took, or None where it must wait."""
+        if self.writing is not None:
+            if not self.writing.done():
+                return None
+            writing, self.writing = self.writing, None
+            try:
+                self.last_cost = writing.result()
+            except _OUTAGES as fault:
+                log.warning("the snapshot waits", error=str(fault))
+        if not self.router.settle(self.options.barrier_s):
+            return None
+        self.read_at.clear()
+        if self._to_adopt():
+            return self._adopt()
+        frozen, what = self.tracker.freeze(), self._what(self.tracker.revision, self.fences)
+        self.writing = self.keeper.submit(self._write, frozen.to_bytes, what)
+        return self.last_cost
+
+    def _write(self, data: Callable[[], bytes], what: Stored) -> float:
+        began = time.monotonic()
+        pruned = self.snapshots.stored.revision < what.revision
+        self.snapshots.store(data(), what)
+        self.result.snapshots += 1
+        if pruned or self.result.snapshots == 1:
+            self._prune(what.revision)
+        return time.monotonic() - began
+
+    def _prune(self, revision: int) -> None:
+        """Old sets and old runs' snapshots are not needed any more; what stays behind goes the next time."""
+        try:
+            self.book.prune(revision)
+            self.snapshots.sweep()
+        except TileStoreError as fault:
+            log.warning("old fences stay behind", error=str(fault))
+
+    def _adopt(self) -> float | None:
+        assert self.router.in_flight == 0
+        name, index = self.newest or (self.fences, self.tracker.index)
+        if index.fence_set.revision <= self.tracker.revision:
+            name, index = self.fences, self.tracker.index
+        revision = index.fence_set.revision
+
+        def store(data: bytes) -> None:
+            while True:
+                try:
+                    self._write(lambda: data, self._what(revision, name))
+                except LedgerUnavailable as fault:
+                    # It may be in force or not. Nothing is judged, by the old fences or the new, until that is known.
+                    log.warning("new fences wait for the ledger", error=str(fault))
+                    self._work(_AGAIN_S)
+                    if self.stop.is_set() or self.lease.lost:
+                        raise
+                else:
+                    return
+
+        try:
+            told = adopt(self.tracker, index, store, self.options.rules)
+        except TileStoreError as fault:
+            log.warning("new fences wait for the tile store", error=str(fault))
+            self._work(_AGAIN_S)
+            return None
+        self.fences = name
+        self.result.adopted += 1
+        self.router.route(told)
+        log.info("fences adopted", revision=revision, fences=len(index.fence_set), ended=len(told))
+        return self.last_cost
+
+    def _fold(self) -> None:
+        """In a thread of its own: read `[fences]`, and build the index of what is new."""
+        while not self.ending.is_set():
+            try:
+                standing: Standing = self.book.fold()
+                if standing.name and (self.newest is None or self.newest[0] != standing.name):
+                    self.newest = (standing.name, self.book.index(standing.name))
+            except Exception as fault:
+                log.warning("fences wait", error=f"{type(fault).__name__}: {fault}")
+            self.ending.wait(self.options.fences_s)
+
+    # The timer
+
+    def _tick(self, now: float) -> None:
+        """Move the watermark where something is due of devices that say nothing: by a record, as all is told.
+
+        Event time goes on from the newest position as the clock does from its receipt: what is read again years later
+        is judged as it was.
+        """
+        if self.tracker.stays == 0 or now - self.looked < _TICK_EVERY_S:
+            return
+        self.looked = now
+        watermarks, clock = self.tracker.watermarks, now_ms()
+        records: list[NewRecord] = []
+        for partition, due in self.tracker.next_due().items():
+            reached = watermarks.get(partition, 0) + clock - self.heard.get(partition, clock)
+            if reached >= due:
+                records.append(NewRecord(topics.POSITIONS, None, tick_value(reached), {}, clock, partition))
+        if not records:
+            return
+        self.ticked = now
+        try:
+            self.stack.log.append(records)
+            self.result.ticks += len(records)
+        except LogUnavailable as fault:
+            log.warning("the timer waits", error=str(fault))
+
+    # Ending and telling
+
+    def _finish(self) -> None:
+        """A last snapshot, so that the next run has nothing to tell again."""
+        if self.writing is not None:
+            try:
+                self.writing.result()
+            except _OUTAGES as fault:
+                log.warning("the snapshot waits", error=str(fault))
+            self.writing = None
+        if not self.router.settle(5.0):
+            log.warning("routing run ends with triggers under way: they are told again")
+            return
+        try:
+            self._write(self.tracker.snapshot, self._what(self.tracker.revision, self.fences))
+        except _OUTAGES as fault:
+            log.warning("no last snapshot: the next run reads again", error=str(fault))
+
+    def _report(self, *, last: bool = False) -> None:
+        counts, result, seconds = self.router.counts, self.result, self.router.metrics.seconds
+        result.seconds = time.monotonic() - self.began
+        result.judged = {name: int(number) for name, number in asdict(self.tracker.counts).items()}
+        result.routed, result.deduped, result.shed = counts["routed"], counts["deduped"], counts["shed"]
+        result.fence_revision, result.devices = self.tracker.revision, self.tracker.devices
+        result.stays, result.at_ms = self.tracker.stays, now_ms()
+        stages = {**seconds, READ_TO_ACK: self.seconds}
+        result.p50_ms = {name: quantile_ms(buckets, 0.5) for name, buckets in stages.items()}
+        result.p99_ms = {name: quantile_ms(buckets, 0.99) for name, buckets in stages.items()}
+        told = replace(result, dlq=result.dlq + counts["dlq"])
+        if last:
+            result.dlq = told.dlq
+        try:
+            result.lag = told.lag = lag_of(self.stack, self.tracker.offsets)
+            self.stack.ledger.set_value(routing_result.VALUE, json.dumps(told.members()))
+        except _OUTAGES as fault:
+            log.warning("the run's result is not kept", error=str(fault))
+        if self.progress is not None:
+            self.progress(told)
+
+
+def lag_of(stack: Stack, offsets: Mapping[int, int]) -> int:
+    """Records of `[positions]` from offsets on."""
+    extents = stack.log.extents(topics.POSITIONS)
+    return sum(max(0, extent.end - offsets.get(p, extent.begin)) for p, extent in extents.items())
+
+
+def _letter(record: Record) -> DeadLetter:
+    """The dead letter of a record that is no position. What it says of a place is in its payload alone."""
+    headers = kept_headers(record.headers)
+    return DeadLetter.make(
+        reason="null_value" if record.value is None else "schema",
+        stage="route",
+        explanation="the value is no position",
+        source=headers.get(topics.HEADER_SOURCE, "")[:80] or "geofence",
+        at_ms=now_ms(),
+        event_id=headers.get(topics.HEADER_EVENT_ID, "")[:MAX_PART_ID] or None,
+        origin=Origin(record.topic, record.partition, record.offset),
+        payload=record.value or b"",
+        headers={**headers, topics.HEADER_KIND: "positions"},
+    )

@@ -1,0 +1,332 @@
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from geo_assets.events import topics
+from geo_assets.events.models import FenceEvent
+from geo_assets.geofence.rules import Rules
+from geo_assets.services import geofence_snapshots as snapshots
+from geo_assets.services import routing
+from geo_assets.services.dead_letters import list_dead_letters
+from geo_assets.services.fences import FOLDER, FenceBook
+from geo_assets.services.geofence_snapshots import Replaced, Snapshots, Stored
+from geo_assets.services.router import RouterOptions
+from geo_assets.services.routing_lease import RoutingLease
+from geo_assets.services.trigger_tail import take_epoch
+from geo_assets.settings import Settings
+from geo_assets.stack import Stack
+from geo_assets_tests.geofence_world import (
+    SIDE,
+    SOUTH,
+    WEST,
+    consistent,
+    expected,
+    fence,
+    marks,
+    position,
+    post_fences,
+    seen,
+    walk,
+    what,
+)
+from resources.event_log.protocol import LogUnavailable, NewRecord
+from resources.ledger.protocol import LedgerUnavailable
+
+RULES = Rules(lateness_ms=1_000)
+OPTIONS = routing.RoutingOptions(
+    idle_s=0.3, snapshot_s=0.2, fences_s=0.05, rules=RULES, router=RouterOptions(slow_publish_s=1.0)
+)
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[Stack]:
+    with Stack(Settings(home=tmp_path, log_partitions=3)) as opened:
+        yield opened
+
+
+def until(ready: Callable[[], Any], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.02)
+
+
+class InThread(threading.Thread):
+    """A routing run beside the test."""
+
+    def __init__(self, stack: Stack, options: routing.RoutingOptions) -> None:
+        super().__init__(daemon=True)
+        self.stack, self.options = stack, options
+        self.asked = threading.Event()
+        self.result: Any = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.result = routing.route(self.stack, self.options, stop=self.asked)
+        except BaseException as fault:
+            self.result = fault
+            raise
+
+    def end(self) -> Any:
+        self.asked.set()
+        self.join(20)
+        return self.result
+
+
+def fences_of(stack: Stack) -> Any:
+    book = FenceBook(stack)
+    return book.index(book.standing().name).fence_set
+
+
+def test_positions_in_the_triggers_of_the_reference_out(stack: Stack) -> None:
+    post_fences(stack, [fence(n, dwell_s=120 if n % 2 else 600, hysteresis_m=20) for n in range(6)])
+    stack.log.append(walk(20, 40))
+    result = routing.route(stack, OPTIONS)
+    told = seen(stack)
+    assert what(told) == expected(stack, fences_of(stack), RULES)
+    consistent(told)
+    assert result.ended == "idle"
+    assert result.positions == 20 * 40 + result.ticks
+    assert result.routed == sum(map(len, told.values())) > 200
+    assert result.lag == 0
+    assert result.p99_ms["end_to_end"] >= result.p50_ms["end_to_end"] > 0
+    assert snapshots.in_force(stack.ledger).offsets == {
+        p: e.end for p, e in stack.log.extents(topics.POSITIONS).items()
+    }
+
+
+def test_runs_one_after_the_other_tell_what_one_would(stack: Stack) -> None:
+    post_fences(stack, [fence(n, dwell_s=120) for n in range(6)])
+    records = walk(15, 60)
+    for start in range(0, len(records), 300):
+        stack.log.append(records[start : start + 300])
+        assert routing.route(stack, OPTIONS).deduped == 0
+    told = seen(stack)
+    consistent(told)
+    assert what(told) == expected(stack, fences_of(stack), RULES)
+    assert marks(stack) == 3
+
+
+def test_what_was_told_after_the_last_snapshot_is_told_again_under_the_same_keys(stack: Stack) -> None:
+    post_fences(stack, [fence(n) for n in range(6)])
+    records = walk(15, 40)
+    stack.log.append(records[:300])
+    routing.route(stack, OPTIONS)
+    before = stack.ledger.get_value(snapshots.VALUE)
+    kept = stack.tiles.get(snapshots.in_force(stack.ledger).name)
+    stack.log.append(records[300:])
+    told = routing.route(stack, OPTIONS).routed
+    # As if it had been killed before its next snapshot.
+    assert before
+    assert kept
+    stack.tiles.put(Stored.from_json(before).name, kept)
+    stack.ledger.set_value(snapshots.VALUE, before)
+    again = routing.route(stack, OPTIONS)
+    assert (again.routed, again.deduped) == (0, told)
+    assert what(seen(stack)) == expected(stack, fences_of(stack), RULES)
+
+
+def test_new_fences_wait_until_a_replay_is_over(stack: Stack) -> None:
+    post_fences(stack, [fence(n) for n in range(6)])
+    records = walk(15, 40)
+    stack.log.append(records[:300])
+    routing.route(stack, OPTIONS)
+    before = stack.ledger.get_value(snapshots.VALUE)
+    kept = stack.tiles.get(snapshots.in_force(stack.ledger).name)
+    stack.log.append(records[300:])
+    told = routing.route(stack, OPTIONS).routed
+    assert before
+    assert kept
+    stack.tiles.put(Stored.from_json(before).name, kept)
+    stack.ledger.set_value(snapshots.VALUE, before)
+    post_fences(stack, [fence(n, version=2, shift=0.5) for n in range(6)])
+    again = routing.route(stack, OPTIONS)
+    assert again.adopted == 1
+    assert again.deduped == told
+    consistent(seen(stack))
+
+
+def test_fences_move_while_a_run_goes_on(stack: Stack) -> None:
+    post_fences(stack, [fence(n) for n in range(6)])
+    run = InThread(stack, replace(OPTIONS, idle_s=None))
+    records = walk(15, 60)
+    for number, start in enumerate(range(0, len(records), 100)):
+        stack.log.append(records[start : start + 100])
+        moved = fence(number % 6, version=number + 2, shift=0.3 * (number % 3))
+        post_fences(stack, [moved if number % 4 else deleted(number)])
+        time.sleep(0.1)
+    until(lambda: fences_of(stack).revision >= 9 and snapshots.in_force(stack.ledger).revision >= 9)
+    result = run.end()
+    assert result.ended == "stopped"
+    assert result.adopted >= 3
+    told = seen(stack)
+    consistent(told)
+    # Whoever is inside at the end is in a fence that is there.
+    ids = {one.id for one in fences_of(stack).fences}
+    inside = {t.fence_id for some in told.values() for t in _open(some)}
+    assert inside <= ids
+    # Sets that no snapshot needs are gone.
+    assert len(list(stack.tiles.list(FOLDER))) <= 2
+    assert len(list(stack.tiles.list(snapshots.FOLDER))) == 1
+
+
+def deleted(number: int) -> Any:
+    from geo_assets.events.models import FenceEvent
+
+    return FenceEvent.model_validate(
+        {"type": "Feature", "id": f"f{number % 6}", "version": number + 2, "action": "delete", "geometry": None}
+    )
+
+
+def _open(triggers: list[Any]) -> list[Any]:
+    last = {trigger.fence_id: trigger for trigger in triggers if trigger.state != 2}
+    return [trigger for trigger in last.values() if trigger.state == 1]
+
+
+def test_a_standby_takes_over_within_a_second(stack: Stack) -> None:
+    post_fences(stack, [fence(n) for n in range(6)])
+    first = InThread(stack, replace(OPTIONS, idle_s=None))
+    until(lambda: marks(stack) == 1)
+    second = InThread(stack, replace(OPTIONS, idle_s=None))
+    time.sleep(0.3)
+    assert marks(stack) == 1
+    first.end()
+    ended = time.monotonic()
+    until(lambda: marks(stack) == 2)
+    assert time.monotonic() - ended < 1.0
+    stack.log.append(walk(5, 20))
+    until(lambda: len(seen(stack)) == 5)
+    second.end()
+    assert what(seen(stack)) == expected(stack, fences_of(stack), RULES)
+
+
+def test_dwell_of_a_silent_device_is_told_by_a_tick(stack: Stack) -> None:
+    post_fences(stack, [fence(0, dwell_s=2)])
+    now = time.time_ns() // 1_000_000
+    stack.log.append([position("d", now, WEST + SIDE / 2, SOUTH + SIDE / 2)])
+    result = routing.route(stack, replace(OPTIONS, idle_s=0.3))
+    assert result.ticks == 0
+    due = snapshots.in_force(stack.ledger).due_ms
+    assert due is not None
+    assert abs(due - (now + 3_000)) < 10
+    time.sleep(max(0.0, due / 1000 - time.time()))
+    assert routing.route(stack, replace(OPTIONS, idle_s=1.5)).ticks == 1
+    assert [state for _, state, _, _ in what(seen(stack))["d"]] == ["ENTER", "DWELL"]
+
+
+def test_what_is_no_position_is_a_dead_letter_that_tells_no_place(stack: Stack) -> None:
+    post_fences(stack, [fence(0)])
+    bad = {"device_id": "d", "lon": "24.123456", "lat": 60.654321, "event_time_ms": 1}
+    stack.log.append(
+        [NewRecord(topics.POSITIONS, "d", json.dumps(bad).encode()), NewRecord(topics.POSITIONS, "d", None),
+         position("d", time.time_ns() // 1_000_000, WEST + SIDE / 2, SOUTH + SIDE / 2)]
+    )  # fmt: skip
+    result = routing.route(stack, OPTIONS)
+    assert result.dlq == 2
+    letters = list_dead_letters(stack.log)
+    assert sorted(one.letter.reason for one in letters) == ["null_value", "schema"]
+    shown = json.dumps([one.letter.summary() for one in letters])
+    assert "24.123456" not in shown
+    assert "60.654321" not in shown
+    assert len(seen(stack)["d"]) == 1
+
+
+def test_fences_that_are_none_are_dead_letters_and_cost_no_other(stack: Stack) -> None:
+    stack.log.append([NewRecord(topics.FENCES, '"a"', value) for value in (b"{", b'{"type":"Feature","id":"a"}', None)])
+    post_fences(stack, [fence(0), fence(0, shift=1.0), fence(1)])
+    book = FenceBook(stack)
+    standing = book.fold()
+    assert standing.fences == 2
+    assert sorted(one.letter.reason for one in list_dead_letters(stack.log)) == [
+        "null_value", "schema", "schema", "version_conflict"
+    ]  # fmt: skip
+    assert book.fold() == standing
+
+
+def test_folding_at_once_gives_one_set(stack: Stack) -> None:
+    books = [FenceBook(stack) for _ in range(4)]
+    for version in range(1, 6):
+        post_fences(stack, [fence(n, version=version, shift=version / 10) for n in range(6)])
+        threads = [threading.Thread(target=book.fold) for book in books]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert [one.revision for one in fences_of(stack).fences] == [5] * 6
+    assert not list_dead_letters(stack.log)
+
+
+def test_a_run_that_was_replaced_writes_no_snapshot(stack: Stack) -> None:
+    old = Snapshots(stack.ledger, stack.tiles, take_epoch(stack.ledger))
+    old.claim()
+    old.store(b"one", Stored(revision=1))
+    new = Snapshots(stack.ledger, stack.tiles, take_epoch(stack.ledger))
+    assert new.claim().revision == 1
+    with pytest.raises(Replaced):
+        old.store(b"two", Stored(revision=2))
+    assert new.load() == b"one"
+    assert [one.name for one in stack.tiles.list(snapshots.FOLDER)] == [new.stored.name]
+    with pytest.raises(Replaced):
+        old.claim()
+
+
+def test_a_ledger_that_falls_silent_after_it_took_a_snapshot_stops_nobody(stack: Stack) -> None:
+    class Silent:
+        quiet = False
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(stack.ledger, name)
+
+        def set_value(self, *args: Any, **more: Any) -> bool:
+            done = stack.ledger.set_value(*args, **more)
+            if self.quiet:
+                raise LedgerUnavailable("silent")
+            return done
+
+    ledger = Silent()
+    mine = Snapshots(ledger, stack.tiles, take_epoch(stack.ledger))  # type: ignore[arg-type]
+    mine.claim()
+    ledger.quiet = True
+    with pytest.raises(LedgerUnavailable):
+        mine.store(b"one", Stored(revision=1))
+    ledger.quiet = False
+    mine.store(b"two", Stored(revision=2))
+    assert snapshots.in_force(stack.ledger).revision == 2
+    assert mine.load() == b"two"
+
+
+def test_a_log_that_is_away_for_a_while_costs_nothing(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    post_fences(stack, [fence(n) for n in range(6)])
+    run = InThread(stack, replace(OPTIONS, idle_s=None))
+    until(lambda: marks(stack) == 1)
+    read = stack.log.extents
+
+    def away(topic: str) -> Any:
+        raise LogUnavailable("away")
+
+    monkeypatch.setattr(stack.log, "extents", away)
+    time.sleep(0.3)
+    monkeypatch.setattr(stack.log, "extents", read)
+    stack.log.append(walk(5, 20))
+    until(lambda: len(seen(stack)) == 5)
+    assert run.end().ended == "stopped"
+    assert what(seen(stack)) == expected(stack, fences_of(stack), RULES)
+
+
+def test_a_lease_that_ran_out_is_taken_by_the_next(stack: Stack) -> None:
+    stop = threading.Event()
+    held = RoutingLease(stack.guard, ttl_s=30)
+    assert held.wait(stop)
+    assert not RoutingLease(stack.guard).wait(stop, 0.2)
+    held.close()
+    with RoutingLease(stack.guard) as following:
+        assert following.wait(stop, 0.2)
