@@ -139,6 +139,7 @@ def one_rate(report: Report, servers: str, rate: int, seconds: float, slow_s: fl
     worker.join()
     router.close()
     remove(log)
+    gc.unfreeze()
     return keeps_up
 
 

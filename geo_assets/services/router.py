@@ -175,10 +175,11 @@ class Router:
             LogUnavailable: The log does not answer; start again.
         """
         self._clock_ms = now_ms()
-        take_over(self._log, self.options.topic, self.epoch)
-        tail = read_tail(self._log, self.options.topic, self.window, self._clock_ms)
-        self._partitions = len(self._log.extents(self.options.topic))
+        partitions = sorted(self._log.extents(self.options.topic))
+        self._partitions = len(partitions)
         self._publisher = self._log.publisher(self.options.topic)
+        take_over(self._publisher, partitions, self.epoch)
+        tail = read_tail(self._log, self.options.topic, self.window, self._clock_ms)
         if self.spool is not None:
             self.spool.take_up(self.window, self._clock_ms)
         self._next_interval = time.monotonic() + self.options.interval_s
@@ -350,8 +351,9 @@ class Router:
         if publisher is not None and publisher.under_way:
             # Woken by an acknowledgement; what is handed over meanwhile waits a millisecond at most.
             publisher.serve(0.0 if waiting else min(timeout_s, 0.001))
-        elif publisher is not None and not waiting:
-            publisher.serve(0.0)
+        elif not waiting:
+            if publisher is not None:
+                publisher.serve(0.0)
             with self._idle:
                 if not self._work_waits() and not self._closed:
                     self._sleeping = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,11 +14,11 @@ import structlog
 from geo_assets.flow.epochs import Epochs, epoch_of_mark, mark
 from geo_assets.geofence.replay import horizon_of
 from geo_assets.geofence.triggers import FrameError, Trigger, decode, keys
-from resources.event_log.protocol import NewRecord, OffsetOutOfRange
+from resources.event_log.protocol import LogError, LogUnavailable, OffsetOutOfRange
 
 if TYPE_CHECKING:
     from geo_assets.flow.dedup import DedupWindow
-    from resources.event_log.protocol import EventLog, Record
+    from resources.event_log.protocol import EventLog, Publisher, Record
     from resources.ledger.protocol import Ledger
 
 log = structlog.get_logger()
@@ -59,14 +59,22 @@ def current_epoch(ledger: Ledger, name: str = EPOCH) -> int:
     return int(ledger.get_value(name) or 0)
 
 
-def take_over(log_: EventLog, topic: str, epoch: int) -> None:
+def take_over(publisher: Publisher, partitions: Sequence[int], epoch: int, timeout_s: float = 60.0) -> None:
     """Write the epoch's mark to every partition: what a run before this one still sends is void from here on.
 
+    Through the publisher that triggers will take: it is connected and known to every partition's broker afterwards,
+    and the first triggers do not wait for that.
+
     Raises:
-        LogUnavailable: Not all of them have it; do it again.
+        LogError: Not all of them have it; begin again.
     """
-    value = mark(epoch)
-    log_.append([NewRecord(topic, None, value, {}, None, partition) for partition in sorted(log_.extents(topic))])
+    faults: list[LogError] = []
+    for partition in partitions:
+        publisher.send([None], [mark(epoch)], lambda failed, at: faults.extend(failed.values()), partition=partition)
+    if not publisher.flush(timeout_s):
+        raise LogUnavailable(f"epoch {epoch} could not be written to all partitions within {timeout_s:g} s")
+    if faults:
+        raise faults[0]
 
 
 def read_tail(log_: EventLog, topic: str, window: DedupWindow, now_ms: int) -> Tail:
