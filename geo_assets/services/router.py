@@ -35,7 +35,7 @@ from geo_assets.services.router_metrics import END_TO_END, RouterMetrics
 from geo_assets.services.router_work import Chunk, Receipt, Sent
 from geo_assets.services.spool import Spool, SpoolFull
 from geo_assets.services.spooling import Batch, SpooledDevices
-from geo_assets.services.trigger_tail import Tail, now_ms, read_tail, take_over
+from geo_assets.services.trigger_tail import Tail, TailReader, now_ms, take_over
 from resources.event_log.protocol import InvalidRecord, LogError, RecordTooLarge
 
 if TYPE_CHECKING:
@@ -116,6 +116,7 @@ class Router:
         self._log = log_
         o = self.options
         self.window = DedupWindow(o.dedup_keys, int(o.dedup_ttl_s * 1_000))
+        self._tail = TailReader(log_, o.topic, self.window)
         self.breaker = Breaker(o.failures, o.open_s)
         """Of publishing."""
         self.dedup_breaker = Breaker(o.failures, o.open_s)
@@ -161,6 +162,10 @@ class Router:
 
     # Starting and ending
 
+    def read_ahead(self) -> Tail:
+        """Read the tail before it is this run's turn, as often as it stands by: `start` has little left to read."""
+        return self._tail.read(now_ms())
+
     def start(self, *, thread: bool = True) -> Tail:
         """Take over the topic, read its tail, take up the spool, and begin.
 
@@ -179,7 +184,7 @@ class Router:
         self._partitions = len(partitions)
         self._publisher = self._log.publisher(self.options.topic)
         take_over(self._publisher, partitions, self.epoch)
-        tail = read_tail(self._log, self.options.topic, self.window, self._clock_ms)
+        tail = self._tail.read(self._clock_ms)
         if self.spool is not None:
             self.spool.take_up(self.window, self._clock_ms)
         self._next_interval = time.monotonic() + self.options.interval_s

@@ -77,8 +77,11 @@ def take_over(publisher: Publisher, partitions: Sequence[int], epoch: int, timeo
         raise faults[0]
 
 
-def read_tail(log_: EventLog, topic: str, window: DedupWindow, now_ms: int) -> Tail:
-    """Fill the window with the keys of the newest triggers, and say how far positions were told of.
+class TailReader:
+    """Fills a window with the keys of the newest triggers, and learns how far positions were told of.
+
+    It may read again and again: a run that stands by reads beforehand, so that little is left when it takes over. What
+    counts is read after `take_over`.
 
     Of each partition the newest records are read: twice its share of the window, none older than the window's time.
 
@@ -86,58 +89,72 @@ def read_tail(log_: EventLog, topic: str, window: DedupWindow, now_ms: int) -> T
         log_: The event log.
         topic: `[triggers]`.
         window: Empty.
-        now_ms: Milliseconds since the epoch.
     """
-    epochs, sources = Epochs(), dict[int, int]()
-    found: list[bytes] = []
-    stamps: list[int] = []
-    count = void = 0
-    oldest = 0 if window.ttl_ms is None else now_ms - window.ttl_ms
-    for partition, records in _tails(log_, topic, window.capacity):
-        triggers: list[Trigger] = []
+
+    def __init__(self, log_: EventLog, topic: str, window: DedupWindow) -> None:
+        self._log, self._topic, self._window = log_, topic, window
+        self._epochs = Epochs()
+        self._next: dict[int, int] = {}
+        self._sources: dict[int, int] = {}
+        self._count = self._void = 0
+
+    def read(self, now_ms: int) -> Tail:
+        """Read on to the end.
+
+        Args:
+            now_ms: Milliseconds since the epoch.
+        """
+        found: list[bytes] = []
+        stamps: list[int] = []
+        oldest = 0 if self._window.ttl_ms is None else now_ms - self._window.ttl_ms
+        for partition, records in self._pieces():
+            valid = [each for each in self._valid(partition, records) if each[1] >= oldest]
+            found += keys([trigger for trigger, _ in valid])
+            stamps += [stamp for _, stamp in valid]
+        order = np.argsort(np.array(stamps, np.int64), kind="stable").tolist()
+        for start in range(0, len(order), 1_000):
+            some = order[start : start + 1_000]
+            self._window.admit([found[place] for place in some], min(now_ms, stamps[some[-1]]))
+        highest = max(self._epochs.highest.values(), default=0)
+        return Tail(horizon_of(self._sources.items()), self._count, self._void, highest)
+
+    def _valid(self, partition: int, records: Sequence[Record]) -> Iterator[tuple[Trigger, int]]:
+        """Triggers that count, with the stamps of their records."""
         for record in records:
             epoch = epoch_of_mark(record.value or b"")
             if epoch is not None:
-                epochs.valid(partition, epoch)
+                self._epochs.valid(partition, epoch)
                 continue
             try:
                 trigger = decode(record.value or b"")
             except FrameError as fault:
-                log.warning("no trigger", topic=topic, partition=partition, offset=record.offset, error=str(fault))
+                log.warning("no trigger", partition=partition, offset=record.offset, error=str(fault))
                 continue
-            count += 1
+            self._count += 1
             at = trigger.source_partition
-            sources[at] = max(trigger.source_offset, sources.get(at, 0))
-            if not epochs.valid(partition, trigger.epoch):
-                void += 1
-            elif record.timestamp_ms >= oldest:
-                triggers.append(trigger)
-                stamps.append(record.timestamp_ms)
-        found += keys(triggers)
-    order = np.argsort(np.array(stamps, np.int64), kind="stable").tolist()
-    for start in range(0, len(order), 1_000):
-        some = order[start : start + 1_000]
-        window.admit([found[place] for place in some], min(now_ms, stamps[some[-1]]))
-    return Tail(horizon_of(sources.items()), count, void, max(epochs.highest.values(), default=0))
+            self._sources[at] = max(trigger.source_offset, self._sources.get(at, 0))
+            if self._epochs.valid(partition, trigger.epoch):
+                yield trigger, record.timestamp_ms
+            else:
+                self._void += 1
 
-
-def _tails(log_: EventLog, topic: str, capacity: int) -> Iterator[tuple[int, list[Record]]]:
-    extents = log_.extents(topic)
-    share = math.ceil(2 * capacity / max(1, len(extents)))
-    for partition, extent in sorted(extents.items()):
-        offset = max(extent.begin, extent.end - share)
-        while offset < extent.end:
-            try:
-                records = log_.read(topic, partition, offset, max_records=_PIECE)
-            except OffsetOutOfRange as moved:
-                if moved.begin <= offset:
+    def _pieces(self) -> Iterator[tuple[int, list[Record]]]:
+        extents = self._log.extents(self._topic)
+        share = math.ceil(2 * self._window.capacity / max(1, len(extents)))
+        for partition, extent in sorted(extents.items()):
+            offset = max(extent.begin, extent.end - share, self._next.get(partition, 0))
+            while offset < extent.end:
+                try:
+                    records = self._log.read(self._topic, partition, offset, max_records=_PIECE)
+                except OffsetOutOfRange as moved:
+                    if moved.begin <= offset:
+                        break
+                    offset = moved.begin
+                    continue
+                if not records:
                     break
-                offset = moved.begin
-                continue
-            if not records:
-                break
-            yield partition, records
-            offset = records[-1].offset + 1
+                yield partition, records
+                offset = self._next[partition] = records[-1].offset + 1
 
 
 def now_ms() -> int:

@@ -235,6 +235,30 @@ def test_what_was_told_already_is_not_told_again_by_the_next_run(
     assert by_device(told(either_log)) == {device: list(range(1, 131)) for device in "abc"}
 
 
+def test_a_run_that_stands_by_reads_ahead_and_misses_nothing_told_meanwhile(
+    either_log: EventLog, start: Callable[..., Router]
+) -> None:
+    first = start(either_log, epoch=1)
+    first.route(of(["a", "b"], range(1, 101)))
+    assert first.settle(20)
+    second = Router(either_log, 2, RouterOptions(slow_publish_s=2.0), dead_letters=lambda _: None)
+    assert second.read_ahead().triggers == 200
+    first.route(of(["a", "b"], range(101, 151)))
+    assert first.settle(20)
+    assert second.read_ahead().triggers == 300
+    first.route(of(["a", "b"], range(151, 161)))
+    assert first.settle(20)
+    tail = second.start(thread=False)
+    assert (tail.triggers, tail.void, tail.horizon) == (320, 0, {0: 160, 1: 159})
+    first.route(of(["a", "b"], range(161, 171)))
+    assert first.settle(20)
+    second.route(of(["a", "b"], range(1, 181)))
+    assert second.settle(20)
+    assert second.counts["deduped"] == 320
+    second.close()
+    assert by_device(told(either_log)) == {device: list(range(1, 181)) for device in "ab"}
+
+
 def test_a_run_that_was_replaced_writes_nothing_that_counts(either_log: EventLog, start: Callable[..., Router]) -> None:
     old = start(either_log, epoch=1)
     old.route(of(["a"], range(1, 11)))
@@ -386,6 +410,8 @@ def test_rule_1_while_the_broker_is_away_outside_callers_divert_within_the_thres
     assert len(told(log)) == 100
     gate.reachable = True
     until(lambda: router.breaker.closed, 5)
+    # The four of the start, and one probe.
+    assert sum(record.key is None for record in read_all(log, TOPIC)) == 5
     receipt = router.submit(of(devices, [sequence + 1]))
     assert router.wait(receipt, 10)
     until(lambda: router.spool is not None and not router.spool.waiting and router.held == 0)
