@@ -34,6 +34,7 @@ from resources.ledger.protocol import Owed
 
 TILES = AssetKey("tiles")
 FEATURES = AssetKey("features")
+TRIGGERS = AssetKey("geofence_triggers")
 
 PARTITIONS = "tiles"
 """Name of the dynamic partitions definition of the asset `tiles`."""

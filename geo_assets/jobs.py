@@ -13,7 +13,7 @@ from dagster import (
 )
 from dagster._core.storage.tags import PRIORITY_TAG
 
-from geo_assets.catalog import FEATURES, TILES
+from geo_assets.catalog import FEATURES, TILES, TRIGGERS
 
 if TYPE_CHECKING:
     from resources.ledger.protocol import Batch
@@ -24,6 +24,10 @@ BATCH_TAG = "geo_assets/batch"
 
 AUDIT_TAG = "geo_assets/audit"
 """Names the ledger's commits at which the sensor asked for an audit. No audit has a batch."""
+
+
+ROUTING_TAG = "geo_assets/routing"
+"""Names the runs that route triggers: the sensor finds them by it, and Dagster's queue lets two of them run."""
 
 
 def _common_prefix(quadkeys: list[str]) -> str:
@@ -60,6 +64,15 @@ build_tiles = define_asset_job(
     selection=AssetSelection.assets(TILES).without_checks(),
     executor_def=in_process_executor,
     description="Builds the tiles of a batch that the sensor `tile_updates` leased.",
+)
+
+route_geofence_triggers = define_asset_job(
+    "route_geofence_triggers",
+    selection=AssetSelection.assets(TRIGGERS).without_checks(),
+    executor_def=in_process_executor,
+    # Positions wait for it: it passes every tile's run in Dagster's queue.
+    tags={ROUTING_TAG: "yes", PRIORITY_TAG: "20"},
+    description="Routes geofence triggers while positions come; the sensor `geofence_positions` starts it.",
 )
 
 audit = define_asset_job(

@@ -30,7 +30,7 @@ from geo_assets.assets.features import observe_if_moved
 from geo_assets.assets.repair import REPAIR_TAG, REPAIR_VALUE, repair_coverage
 from geo_assets.assets.stack_resource import StackResource
 from geo_assets.events import topics
-from geo_assets.jobs import AUDIT_TAG, BATCH_TAG, audit, build_tiles, tags_of
+from geo_assets.jobs import AUDIT_TAG, BATCH_TAG, ROUTING_TAG, audit, build_tiles, tags_of
 from geo_assets.services.announce import sweep_announcements
 from geo_assets.services.build import tile_dead_letter, weigh
 from geo_assets.services.dead_letters import write_dead_letters
@@ -572,7 +572,9 @@ def _request_audit(stack: Stack, instance: DagsterInstance, now_ms: int, done: T
     busy = bool(counts.dirty_live or counts.dirty_backfill or counts.leased or counts.owed.get("catalog"))
     planned, wanted = plan_audit(seen, counts.revision_sum, busy=busy, now_ms=now_ms)
     # The last look, as it asks Dagster: a backfill started in the UI has no batch, and an audit may still be going on.
-    if wanted and instance.get_runs(RunsFilter(statuses=list(ALIVE)), limit=1):
+    # Runs that route triggers go on for hours and change no tile.
+    alive = instance.get_runs(RunsFilter(statuses=list(ALIVE)), limit=4) if wanted else []
+    if any(ROUTING_TAG not in run.tags for run in alive):
         return
     if planned != seen and not ledger.set_value(AUDIT_VALUE, planned.to_json(), expect=text):
         return  # Another sensor was faster.

@@ -14,6 +14,7 @@ from dagster import (
     AssetCheckResult,
     AssetChecksDefinition,
     AssetCheckSeverity,
+    AssetKey,
     MetadataValue,
     TableColumn,
     TableRecord,
@@ -49,14 +50,16 @@ class Audit:
     severity: AssetCheckSeverity = AssetCheckSeverity.ERROR
 
 
-def check_of(name: str, description: str, audit: Callable[[Stack], Audit]) -> AssetChecksDefinition:
-    """An asset-level check of `tiles` that runs an audit.
+def check_of(
+    name: str, description: str, audit: Callable[[Stack], Audit], *, asset: AssetKey = TILES
+) -> AssetChecksDefinition:
+    """An asset-level check that runs an audit, of `tiles` unless another asset is named.
 
     Asset level, over an explicit set: Dagster keeps results by partition only in runs of a single partition. An
     unexpected error is a failed check, not a failed run: what cannot be audited has not passed.
     """
 
-    @asset_check(asset=TILES, name=name, description=description)
+    @asset_check(asset=asset, name=name, description=description)
     def check(stack: StackResource) -> AssetCheckResult:
         try:
             with stack.opened() as ports:

@@ -130,20 +130,22 @@ def route(
     # Opened before threads share them.
     _ = stack.log, stack.ledger, stack.tiles
     book = FenceBook(stack)
-    _warm(stack, book)
+    router = Router(stack.log, 0, options.router, dead_letters=partial(write_dead_letters, stack))
+    _warm(stack, book, router)
     with RoutingLease(stack.guard) as lease:
-        if not lease.wait(stop, options.wait_s):
+        if not lease.wait(stop, options.wait_s, meanwhile=router.read_ahead):
             return RoutingResult(ended="stopped", at_ms=now_ms())
         try:
-            run = _Run(stack, options, book, lease, stop, progress)
+            run = _Run(stack, options, book, router, lease, stop, progress)
         except Replaced as why:
             log.warning("routing run replaced at its start", reason=str(why))
             return RoutingResult(ended="replaced", at_ms=now_ms())
         return run.work()
 
 
-def _warm(stack: Stack, book: FenceBook) -> None:
-    """What takes long of a start, while another run still routes: fences and their index."""
+def _warm(stack: Stack, book: FenceBook, router: Router) -> None:
+    """What takes long of a start, while another run still routes: fences, their index, the tail of `[triggers]`."""
+    router.read_ahead()
     try:
         book.index(book.standing().name)
         book.index(snapshots.in_force(stack.ledger).fences)
@@ -157,6 +159,7 @@ class _Run:
         stack: Stack,
         options: RoutingOptions,
         book: FenceBook,
+        router: Router,
         lease: RoutingLease,
         stop: threading.Event,
         progress: Callable[[RoutingResult], None] | None,
@@ -165,6 +168,8 @@ class _Run:
         self.progress = progress
         self.began = time.monotonic()
         self.result = RoutingResult(epoch=take_epoch(stack.ledger), on_broker=options.on_broker)
+        self.router = router
+        router.epoch = self.result.epoch
         self.snapshots = Snapshots(stack.ledger, stack.tiles, self.result.epoch)
         self.topic = stack.log.topic_id(topics.POSITIONS)
         self.heard: dict[int, int] = {}
@@ -175,9 +180,6 @@ class _Run:
         told = None if anew else self._restore(stored)
         if told is None:
             self._begin(stored)
-        self.router = Router(
-            stack.log, self.result.epoch, options.router, dead_letters=partial(write_dead_letters, stack)
-        )
         tail = self.router.start(thread=False)
         # An offset beyond the end was told of records that are not there any more: nothing will pass it again.
         horizon = {} if anew else {p: min(at, extents[p].end) for p, at in tail.horizon.items() if p in extents}

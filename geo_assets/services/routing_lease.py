@@ -7,10 +7,12 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
 import structlog
 
+from resources.event_log.protocol import LogError
 from resources.guard.protocol import GuardUnavailable
 
 if TYPE_CHECKING:
@@ -24,6 +26,9 @@ TTL_S = 5.0
 
 POLL_S = 0.1
 """How often a standby asks: it takes over so soon after a release."""
+
+
+_WARM_S = 1.0
 
 
 class RoutingLease:
@@ -43,12 +48,23 @@ class RoutingLease:
         self.lost = False
         """Another run has it."""
 
-    def wait(self, stop: threading.Event, timeout_s: float | None = None) -> bool:
+    def wait(
+        self,
+        stop: threading.Event,
+        timeout_s: float | None = None,
+        meanwhile: Callable[[], object] = lambda: None,
+    ) -> bool:
         """Wait for the lease; whether it was got before `stop` was set and the time was over.
+
+        Args:
+            stop: Ends it.
+            timeout_s: Ends it too.
+            meanwhile: Done about every second of waiting, to keep warm; a fault of the log there costs nothing.
 
         Where the guard does not answer it counts as got: the higher epoch decides who routes.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        warm_at = time.monotonic() + _WARM_S
         while True:
             try:
                 self._lease = self._guard.acquire(NAME, self._owner, self._ttl_s)
@@ -59,6 +75,12 @@ class RoutingLease:
                 break
             if stop.wait(POLL_S) or (deadline is not None and time.monotonic() >= deadline):
                 return False
+            if time.monotonic() >= warm_at:
+                try:
+                    meanwhile()
+                except LogError as fault:
+                    log.warning("a standby is not kept warm", error=str(fault))
+                warm_at = time.monotonic() + _WARM_S
         self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
         self._thread.start()
         return True

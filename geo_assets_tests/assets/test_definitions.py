@@ -31,9 +31,11 @@ def test_the_workspace_loads_as_the_server_loads_it(tmp_path: Path, monkeypatch:
         assert entry.load_error is None
         assert entry.code_location is not None
         (repository,) = entry.code_location.get_repositories().values()
-        assert {sensor.name for sensor in repository.get_sensors()} == {"tile_updates"}
-        assert repository.get_sensors()[0].default_status.value == "RUNNING"
-        assert {node.asset_key for node in repository.get_asset_node_snaps()} == {catalog.TILES, catalog.FEATURES}
+        assert {sensor.name for sensor in repository.get_sensors()} == {"tile_updates", "geofence_positions"}
+        assert {sensor.default_status.value for sensor in repository.get_sensors()} == {"RUNNING"}
+        assert {node.asset_key for node in repository.get_asset_node_snaps()} == {
+            catalog.TILES, catalog.FEATURES, catalog.TRIGGERS
+        }  # fmt: skip
 
 
 def test_the_workspace_is_not_shadowed_by_a_block_in_pyproject() -> None:
@@ -43,11 +45,11 @@ def test_the_workspace_is_not_shadowed_by_a_block_in_pyproject() -> None:
 
 def test_every_asset_has_what_makes_the_catalog_readable() -> None:
     graph = defs.resolve_asset_graph()
-    for key in (catalog.TILES, catalog.FEATURES):
+    for key, group in ((catalog.TILES, "map"), (catalog.FEATURES, "map"), (catalog.TRIGGERS, "geofence")):
         node = graph.get(key)
         assert node.description
         assert node.owners
-        assert node.group_name == "map"
+        assert node.group_name == group
         assert node.tags
     assert graph.get(catalog.TILES).parent_keys == {catalog.FEATURES}
     assert {key.name for key in graph.asset_check_keys} >= {
@@ -72,6 +74,6 @@ def test_the_instance_refuses_no_dagster_yaml_of_ours(tmp_path: Path, monkeypatc
     with world(tmp_path, monkeypatch) as here:
         assert isinstance(here.instance, DagsterInstance)
         assert here.instance.run_coordinator.dequeue_interval_seconds == 1
-        assert here.instance.get_concurrency_config().run_queue_config.max_concurrent_runs == 5
+        assert here.instance.get_concurrency_config().run_queue_config.max_concurrent_runs == 7
         assert here.instance.get_settings("sensors")["use_threads"]
         assert AssetKey("tiles") == catalog.TILES
