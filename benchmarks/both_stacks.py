@@ -48,15 +48,16 @@ def stacks_here(report: Report) -> list[str]:
 def place(stack: str, home: Path, **changes: object) -> Iterator[Place]:
     """An empty stack with the city's layers; what it leaves in the services is deleted at the end."""
     before = dict(os.environ)
-    with environment_of(stack) as chosen:
-        settings = city_settings(home, **{**fields_of(chosen), **changes})
-        migrate_all(settings)
-        flags = {f"GEO_ASSETS_{name.upper()}": str(value) for name, value in changes.items()}
-        try:
+    try:
+        with environment_of(stack) as chosen:
+            settings = city_settings(home, **{**fields_of(chosen), **changes})
+            migrate_all(settings)
+            flags = {f"GEO_ASSETS_{name.upper()}": str(value) for name, value in changes.items()}
             yield Place(stack, settings, {**chosen, **flags, "GEO_ASSETS_HOME": str(home)})
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
+    finally:
+        # Not before the room is emptied: the object store's credentials are among them.
+        os.environ.clear()
+        os.environ.update(before)
 
 
 @contextmanager

@@ -1,10 +1,11 @@
-"""The encoder against mapbox-vector-tile 2.2, and against PostGIS when GEO_ASSETS_BENCH_POSTGIS names a database.
+"""The encoder against mapbox-vector-tile 2.2 and, where scripts/services runs a PostGIS, against ST_AsMVT.
 
     python -m benchmarks.encoder [--quick] [--json FILE]
 
 Every encoder gets the same features (WKB in EPSG:4326 and JSON properties, read from memory; PostGIS: from an indexed
 table in EPSG:3857) of the same tiles, and does the whole way to the tile: project, clip, round, attributes, bytes.
-Every tile that ours makes goes through the checker that knows nothing of the encoder.
+Every tile that ours makes goes through the checker that knows nothing of the encoder. `GEO_ASSETS_BENCH_POSTGIS` names
+another PostGIS.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from geo_assets.tiles.encode import EncodedTile, TileFeatures, encode_tiles
 from geo_assets.tiles.layers import LayerSet
 from geo_assets.tiles.tile import HALF_WORLD, Tile
 from geo_assets_tests.mvt_checker import violations
+from geo_assets_tests.real_services import found
 
 SMALL_ALONE, SMALL_BATCHED, PEER, POSTGIS = 1_500, 2_500, 15.0, 1.2
 """Targets: tiles/s a core of ~20 features, alone and in batches; ratios to mapbox-vector-tile and ST_AsMVT."""
@@ -284,7 +286,7 @@ def main() -> None:
     report.row("a feature in such a tile", took * 1e6 / len(load.pair_row), "µs")
     checked += encode_tiles(load, PLAIN)
 
-    dsn = os.environ.get("GEO_ASSETS_BENCH_POSTGIS")
+    dsn = os.environ.get("GEO_ASSETS_BENCH_POSTGIS") or found().get("GEO_ASSETS_POSTGRES_URL")
     if dsn:
         database = Postgis(dsn, town)
         for name, tiles in (("zoom 14", large), ("zoom 15", middle), ("zoom 16", town.tiles(16)[::4][:20])):
@@ -294,7 +296,7 @@ def main() -> None:
             report.row(f"ST_AsMVT (PostGIS {database.version}), {name}", 1 / theirs, "tiles/s")
             report.row(f"one batch, {name}", 1 / took, "tiles/s", f"ST_AsMVT, target {POSTGIS}", theirs / took)
     else:
-        report.note("PostGIS: skipped, GEO_ASSETS_BENCH_POSTGIS names no database")
+        report.note("PostGIS: skipped, neither scripts/services nor GEO_ASSETS_BENCH_POSTGIS names a database")
 
     checked = checked[::3] if quick else checked
     wrong = sum(bool(violations(tile.data)) for tile in checked)

@@ -9,11 +9,14 @@ import argparse
 import json
 import os
 import platform
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+
+from geo_assets_tests.stacks import forget_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +80,17 @@ class Report:
             )
 
 
+CHILDREN = {"--worker", "--serve-naive"}
+"""Flags of processes that a benchmark starts: they keep the settings that it gave them."""
+
+
 def parser(description: str) -> argparse.ArgumentParser:
-    """The command line every benchmark shares: `--quick` and `--json FILE`. A benchmark may add its own options."""
+    """The command line every benchmark shares: `--quick` and `--json FILE`. A benchmark may add its own options.
+
+    The settings of the shell are forgotten: a benchmark measures stacks of its own and leaves yours alone.
+    """
+    if not CHILDREN & set(sys.argv):
+        forget_settings()
     result = argparse.ArgumentParser(description=description)
     result.add_argument("--quick", action="store_true", help="a smaller load; ends within 30 s")
     result.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to this file")

@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 from geo_assets_tests.needs import missing
+from geo_assets_tests.stacks import forget_settings
+
+forget_settings()
 
 CHROMIUM_FLAGS = [
     "--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--disable-quic", "--no-first-run",

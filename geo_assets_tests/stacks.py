@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,15 @@ from geo_assets_tests.real_services import room, settings_of
 STACKS = ("embedded", "production")
 
 PREFIX = "GEO_ASSETS_"
+
+KEPT = {"GEO_ASSETS_SERVICES", "GEO_ASSETS_BENCH_POSTGIS"}
+"""Variables of tests and benchmarks themselves."""
+
+
+def forget_settings() -> None:
+    """Forget the platform that this shell is set up for: tests and benchmarks must never write into somebody's map."""
+    for name in [name for name in os.environ if name.upper().startswith(PREFIX) and name not in KEPT]:
+        del os.environ[name]
 
 
 @contextmanager
