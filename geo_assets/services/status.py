@@ -79,9 +79,7 @@ def snapshot(stack: Stack) -> dict[str, Any]:
             "by_zoom": {str(zoom): count for zoom, count in sorted(tiles.by_zoom.items())},
         },
         "lag": lag_of(stack),
-        "lost": {
-            topic: asdict(loss) | {"at": moment(loss.at_ms)} for topic, loss in losses_of(stack.ledger).items()
-        },
+        "lost": {topic: asdict(loss) | {"at": moment(loss.at_ms)} for topic, loss in losses_of(stack.ledger).items()},
         "dead_letters": letters,
         "manifests": manifests,
     }
