@@ -23,6 +23,7 @@ from dagster import (
 from geo_assets.assets.stack_resource import StackResource
 from geo_assets.events import topics
 from geo_assets.jobs import ROUTING_TAG, route_geofence_triggers
+from geo_assets.services import forgetting
 from geo_assets.services.fences import FenceBook
 from geo_assets.services.geofence_snapshots import in_force
 from geo_assets.services.routing import lag_of
@@ -64,11 +65,13 @@ class Waiting:
         positions: Records not routed.
         fences: Whether fences changed that are not in force.
         due_ms: When something comes of devices that say nothing, milliseconds since the epoch, UTC; None for nothing.
+        wishes: Whether devices are to be forgotten.
     """
 
     positions: int
     fences: bool
     due_ms: int | None
+    wishes: bool = False
 
     def why(self, now_s: float) -> str:
         """The reason to route, in words; empty for none."""
@@ -76,6 +79,8 @@ class Waiting:
             return f"{self.positions:,} positions wait"
         if self.fences:
             return "fences changed"
+        if self.wishes:
+            return "devices are to be forgotten"
         if self.due_ms is not None and self.due_ms <= now_s * 1000:
             return "something is due of a device that says nothing"
         return ""
@@ -120,14 +125,15 @@ def runs_of(instance: DagsterInstance) -> list[Routing]:
 
 
 def waiting_in(stack: Stack) -> Waiting:
-    """What there is to do: two looks at the log, two at the ledger."""
+    """What there is to do: two looks at the log, three at the ledger."""
     stored, standing = in_force(stack.ledger), FenceBook(stack).standing()
     fences = standing.revision > stored.revision or any(
         extent.end > standing.offsets.get(partition, extent.begin)
         for partition, extent in stack.log.extents(topics.FENCES).items()
     )
     # Before there was a position nothing is open that a fence could end.
-    return Waiting(lag_of(stack, stored.offsets), fences and bool(stored.offsets), stored.due_ms)
+    wishes = bool(forgetting.wishes(stack.ledger))
+    return Waiting(lag_of(stack, stored.offsets), fences and bool(stored.offsets), stored.due_ms, wishes)
 
 
 @sensor(

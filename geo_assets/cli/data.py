@@ -172,15 +172,23 @@ def post(
 
 
 def erase(
-    source: str = typer.Option(..., help="Source whose features are erased."),
+    source: str = typer.Option(None, help="Source whose features are erased."),
     layer: str = typer.Option(None, help="Only this layer."),
+    device: str = typer.Option(None, help="Device that is forgotten: its place, and the fences it is in."),
     yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask."),
 ) -> None:
-    """Erase the features of a source from store and tiles.
+    """Erase the features of a source from store and tiles, or forget a device.
 
     Their ids stay as tombstones for twice the log's retention, so that a late or repeated event does not bring them
-    back; an event with a higher version does.
+    back; an event with a higher version does. A device that sends positions again is a new one.
     """
+    if (source is None) == (device is None):
+        raise CliError("say --source or --device: one of them")
+    if device is not None:
+        if layer is not None:
+            raise CliError("--layer goes with --source: a device is in none")
+        _forget(device)
+        return
     from geo_assets.services.erasing import count_features, erase_features
 
     with open_home() as stack:
@@ -203,4 +211,27 @@ def erase(
             f"not reached: records of the event log (kept {days:g} days), dead letters and their inbox "
             f"({4 * days:g} days), superseded tile objects ({stack.settings.garbage_grace_s / 60:g} minutes after the "
             "rebuild), your backups, and what browsers have cached"
+        )
+
+
+def _forget(device: str) -> None:
+    """Have the routing run forget a device; where none routes, this process does."""
+    from dataclasses import replace
+
+    from geo_assets.services import forgetting, routing
+
+    with open_home() as stack:
+        forgetting.wish(stack.ledger, device)
+        options = replace(routing.options_of(stack.settings), idle_s=0.0, run_s=None, wait_s=0.0)
+        routing.route(stack, options)
+        deadline = time.monotonic() + 60.0
+        while device in forgetting.wishes(stack.ledger):
+            if time.monotonic() > deadline:
+                raise CliError("the routing run has not forgotten it yet; it will, and this command may be given again")
+            time.sleep(0.1)
+        days = stack.settings.retention_s / 86_400
+        out.print("forgotten: its place, the fences it is in, the count of its triggers")
+        out.print(
+            f"not reached: records of positions and triggers (kept {days:g} days), dead letters ({4 * days:g} days), "
+            "your backups, and what consumers of triggers have kept"
         )

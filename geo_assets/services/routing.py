@@ -27,8 +27,8 @@ from geo_assets.geofence.positions import read_positions, tick_value
 from geo_assets.geofence.replay import Replay, adopt
 from geo_assets.geofence.rules import Rules
 from geo_assets.geofence.tracker import Tracker
+from geo_assets.services import forgetting, routing_result
 from geo_assets.services import geofence_snapshots as snapshots
-from geo_assets.services import routing_result
 from geo_assets.services.dead_letters import write_dead_letters
 from geo_assets.services.fences import FenceBook, FencesLost, Standing
 from geo_assets.services.geofence_snapshots import Replaced, Snapshots, Stored
@@ -193,6 +193,7 @@ class _Run:
         self.keeper = ThreadPoolExecutor(1, thread_name_prefix="snapshots")
         self.writing: Future[float] | None = None
         self.ending = threading.Event()
+        self.to_forget = forgetting.wishes(stack.ledger)
         self.newest: tuple[str, FenceIndex] | None = None
         self.folder = threading.Thread(target=self._fold, name="fences", daemon=True)
         self.folder.start()
@@ -290,7 +291,7 @@ class _Run:
                     self._work(_AGAIN_S)
                     continue
             self.router.step(0.0 if batch is not None else 0.005)
-            if now >= try_at and (self._to_adopt() or (dirty and now >= snapshot_at)):
+            if now >= try_at and (self._changes() or (dirty and now >= snapshot_at)):
                 cost = self._snapshot()
                 if cost is None:
                     try_at = time.monotonic() + _BARRIER_AGAIN_S
@@ -299,7 +300,7 @@ class _Run:
                     snapshot_at = time.monotonic() + max(o.snapshot_s, 10 * cost)
             if batch is None and waiting is None and self.reader.at_end:
                 self._tick(now)
-                busy = self.router.in_flight or self._to_adopt()
+                busy = self.router.in_flight or self._changes()
                 # What a tick brings is read again first.
                 if (
                     o.idle_s is not None
@@ -363,6 +364,10 @@ class _Run:
         newer = self.newest is not None and self.newest[1].fence_set.revision > self.tracker.revision
         return (newer or self.tracker.rules != self.options.rules) and not self._left()
 
+    def _changes(self) -> bool:
+        """Whether something waits for a snapshot of its own."""
+        return self._to_adopt() or (bool(self.to_forget) and not self._left())
+
     def _snapshot(self) -> float | None:
         """Write a snapshot, adopt what is to be adopted; the seconds the last one took, or None where it must wait."""
         if self.writing is not None:
@@ -376,6 +381,9 @@ class _Run:
         if not self.router.settle(self.options.barrier_s):
             return None
         self.read_at.clear()
+        if self.to_forget and not self._left():
+            self._forget()
+            return self.last_cost
         if self._to_adopt():
             return self._adopt()
         frozen, what = self.tracker.freeze(), self._what(self.tracker.revision, self.fences)
@@ -431,13 +439,39 @@ class _Run:
         log.info("fences adopted", revision=revision, fences=len(index.fence_set), ended=len(told))
         return self.last_cost
 
+    def _forget(self) -> None:
+        """Forget devices, and only then go on: until a snapshot says so, a killed run would know them again."""
+        try:
+            # The thread that looks for wishes may have looked before the last ones were fulfilled.
+            devices = forgetting.wishes(self.stack.ledger)
+        except LedgerUnavailable as fault:
+            log.warning("devices to be forgotten wait", error=str(fault))
+            return
+        self.to_forget = ()
+        if not devices:
+            return
+        known = sum(self.tracker.erase(device) for device in devices)
+        data = self.tracker.snapshot()
+        while True:
+            try:
+                self._write(lambda: data, self._what(self.tracker.revision, self.fences))
+                forgetting.fulfilled(self.stack.ledger, devices)
+                break
+            except _OUTAGES as fault:
+                log.warning("devices to be forgotten wait", error=str(fault))
+                self._work(_AGAIN_S)
+                if self.stop.is_set() or self.lease.lost:
+                    raise
+        log.info("devices forgotten", devices=known)
+
     def _fold(self) -> None:
-        """In a thread of its own: read `[fences]`, and build the index of what is new."""
+        """In a thread of its own: read `[fences]`, build the index of what is new, look for devices to be forgotten."""
         while not self.ending.is_set():
             try:
                 standing: Standing = self.book.fold()
                 if standing.name and (self.newest is None or self.newest[0] != standing.name):
                     self.newest = (standing.name, self.book.index(standing.name))
+                self.to_forget = forgetting.wishes(self.stack.ledger)
             except Exception as fault:
                 log.warning("fences wait", error=f"{type(fault).__name__}: {fault}")
             self.ending.wait(self.options.fences_s)

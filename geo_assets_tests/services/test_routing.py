@@ -13,8 +13,8 @@ import pytest
 from geo_assets.events import topics
 from geo_assets.events.models import FenceEvent
 from geo_assets.geofence.rules import Rules
+from geo_assets.services import forgetting, routing
 from geo_assets.services import geofence_snapshots as snapshots
-from geo_assets.services import routing
 from geo_assets.services.dead_letters import list_dead_letters
 from geo_assets.services.fences import FOLDER, FenceBook
 from geo_assets.services.geofence_snapshots import Replaced, Snapshots, Stored
@@ -334,3 +334,55 @@ def test_a_lease_that_ran_out_is_taken_by_the_next(stack: Stack) -> None:
     held.close()
     with RoutingLease(stack.guard) as following:
         assert following.wait(stop, 0.2)
+
+
+def test_a_device_that_is_to_be_forgotten_is_gone_from_state_and_snapshot(stack: Stack) -> None:
+    post_fences(stack, [fence(0)])
+    now = time.time_ns() // 1_000_000 - 120_000
+    stack.log.append([position(d, now, WEST + SIDE / 2, SOUTH + SIDE / 2) for d in ("secret-one", "other")])
+    routing.route(stack, OPTIONS)
+    data = stack.tiles.get(snapshots.in_force(stack.ledger).name)
+    assert data is not None
+    assert b"secret-one" in data
+    forgetting.wish(stack.ledger, "secret-one")
+    forgetting.wish(stack.ledger, "nobody")
+    result = routing.route(stack, OPTIONS)
+    assert (result.devices, result.routed) == (1, 0)
+    assert forgetting.wishes(stack.ledger) == ()
+    (kept,) = stack.tiles.list(snapshots.FOLDER)
+    assert b"secret-one" not in (stack.tiles.get(kept.name) or b"")
+    # It comes back as a device never seen, and contradicts nothing under its old keys.
+    stack.log.append([position("secret-one", now + 60_000, WEST + SIDE / 2, SOUTH + SIDE / 2)])
+    routing.route(stack, OPTIONS)
+    first, second = seen(stack)["secret-one"]
+    assert second.sequence > first.sequence
+
+
+def test_a_run_that_goes_on_forgets_a_device_too(stack: Stack) -> None:
+    post_fences(stack, [fence(0)])
+    run = InThread(stack, replace(OPTIONS, idle_s=None))
+    stack.log.append([position("d", time.time_ns() // 1_000_000, WEST + SIDE / 2, SOUTH + SIDE / 2)])
+    until(lambda: FenceBook(stack).standing().fences and snapshots.in_force(stack.ledger).offsets)
+    forgetting.wish(stack.ledger, "d")
+    until(lambda: not forgetting.wishes(stack.ledger))
+    assert run.end().devices == 0
+
+
+def test_erase_device_at_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    from geo_assets.cli import app
+
+    monkeypatch.setenv("GEO_ASSETS_HOME", str(tmp_path))
+    with Stack(Settings(home=tmp_path)) as stack:
+        post_fences(stack, [fence(0)])
+        stack.log.append([position("d-17", time.time_ns() // 1_000_000, WEST + SIDE / 2, SOUTH + SIDE / 2)])
+        routing.route(stack, OPTIONS)
+        done = CliRunner().invoke(app, ["erase", "--device", "d-17"])
+        assert done.exit_code == 0, done.output
+        assert "forgotten" in done.output
+        assert "d-17" not in done.output
+        data = stack.tiles.get(snapshots.in_force(stack.ledger).name)
+        assert data is not None
+        assert b"d-17" not in data
+    assert CliRunner().invoke(app, ["erase"]).exit_code != 0
