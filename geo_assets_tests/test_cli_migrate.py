@@ -149,3 +149,19 @@ def test_a_backup_and_a_restore_on_the_command_line(terminal: Terminal, tmp_path
     assert answer.code == 0, answer.err
     assert "no backup" in terminal.refused("restore", str(terminal.home / "layers.yaml"), "--yes")
     assert "no-such-file" in terminal.refused("restore", str(tmp_path / "no-such-file"), "--yes")
+
+
+def test_a_restore_beside_a_log_made_anew_says_that_edits_are_gone_and_fails(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    file = str(tmp_path / "city.backup")
+    world = World(terminal.home)
+    world.edit(feature(1))
+    world.close()
+    assert terminal("backup", file).code == 0
+    for path in terminal.home.glob("event-log.db*"):
+        path.unlink()
+    answer = terminal("restore", file, "--yes")
+    assert answer.code == 1
+    assert "another topic" in answer.err
+    assert "cannot be told" in answer.err

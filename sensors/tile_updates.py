@@ -38,8 +38,8 @@ from geo_assets.services.hints import hint_dead_letter, read_slice
 from geo_assets.services.lost_records import remember_loss, stop_if_told
 from geo_assets.stack import Stack
 from geo_assets.tiles.tile import Tile, TileError
-from resources.event_log.protocol import OffsetOutOfRange
-from resources.ledger.protocol import Batch, Failure, MarkKind, Settle, TileState
+from resources.event_log.protocol import LogUnavailable, OffsetOutOfRange
+from resources.ledger.protocol import Batch, Failure, LedgerUnavailable, MarkKind, Settle, TileState
 
 log = structlog.get_logger()
 
@@ -597,10 +597,17 @@ def _request_audit(stack: Stack, instance: DagsterInstance, now_ms: int, done: T
     ),
 )
 def tile_updates(context: SensorEvaluationContext, stack: StackResource) -> SensorResult:
-    """Evaluate one tick; the cursor only shows the positions, which the ledger keeps."""
-    with stack.opened() as ports:
-        done = tick(ports, context.instance)
-        limit = ports.settings.runs_in_flight
+    """Evaluate one tick; the cursor only shows the positions, which the ledger keeps.
+
+    A port that is away skips the tick: what it did until then stands, and the next one goes on from there.
+    """
+    try:
+        with stack.opened() as ports:
+            done = tick(ports, context.instance)
+            limit = ports.settings.runs_in_flight
+    except (LogUnavailable, LedgerUnavailable) as away:
+        log.warning("tick skipped", error=str(away), kind=type(away).__name__)
+        return SensorResult(skip_reason=SkipReason(f"{away}; the next tick tries again"))
     cursor = json.dumps(done.positions, sort_keys=True)
     if done.requests:
         return SensorResult(run_requests=done.requests, cursor=cursor)

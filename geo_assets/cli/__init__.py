@@ -80,6 +80,7 @@ EXPECTED = {
     "PurgeMisconfigured",
     "ReadingError",
     "SchemaError",
+    "StackFileError",
     "TileError",
     "TileStoreError",
 }

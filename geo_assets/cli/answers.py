@@ -60,10 +60,10 @@ def logged_settings(**changes: object) -> Settings:
 
 
 def open_home(**changes: object) -> Stack:
-    """A stack over a home folder that exists and can be written.
+    """A stack over a home folder that exists, can be written, and is of the stack that the settings choose.
 
     Raises:
-        CliError: The folder cannot be made or written; one line says why.
+        CliError: It is not; one line says why.
     """
     from geo_assets.stack import Stack
 
@@ -73,6 +73,35 @@ def open_home(**changes: object) -> Stack:
 
 
 def check_home(current: Settings) -> None:
+    """See that the home folder is there, takes a file, and is of the stack that the settings choose.
+
+    Raises:
+        CliError: It does not; one line says why and what to do.
+    """
+    check_stack(current)
+    check_writable(current)
+
+
+def check_stack(current: Settings) -> None:
+    """See that the home's last `up` worked on the stack that these settings choose.
+
+    Raises:
+        CliError: It worked on another: what this process would open, nobody serves.
+    """
+    from geo_assets import home_stack
+
+    known, present = home_stack.read(current.home), home_stack.places_of(current)
+    names = home_stack.other(known, present) if known else []
+    if known and names:
+        switch = "geo-assets up --switch-stack" if home_stack.lacking(known, present) else "geo-assets up"
+        raise CliError(
+            f"home {current.home} works on {home_stack.told(known)}, these settings choose {home_stack.told(present)}: "
+            f"source the settings that its `geo-assets up` has ({home_stack.variables(names)}), set GEO_ASSETS_HOME to "
+            f"another folder, or switch this home on purpose with `{switch}`"
+        )
+
+
+def check_writable(current: Settings) -> None:
     """See that the home folder is there and takes a file.
 
     Raises:

@@ -25,7 +25,7 @@ def backfill(
     bbox: str = typer.Option(None, help="west,south,east,north in degrees; west above east crosses the date line."),
     cells: list[str] = typer.Option(None, "--h3", help="H3 cell; several times for several."),
     zooms: str = typer.Option(..., help="Zooms, such as 0-18, 14 or 10,12-14."),
-    force: bool = typer.Option(False, help="Encode also tiles whose work key matches."),
+    force: bool = typer.Option(False, help="Encode also what is up to date; put objects again that are gone."),
     cap: int = typer.Option(None, min=1, help="Tiles it may touch (env GEO_ASSETS_MANIFEST_CAP, default 20,000)."),
     yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask."),
     wait: bool = typer.Option(False, help="Stay until it is done, with a progress bar."),

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from geo_assets.cli.answers import CliError, logged_settings, out
+from geo_assets.cli.answers import CliError, check_stack, logged_settings, out
 
 if TYPE_CHECKING:
-    from geo_assets.services.backup import Restored
+    from geo_assets.services.backup import Backup, Restored
+    from geo_assets.settings import Settings
 
 
 def register(app: typer.Typer) -> None:
@@ -29,7 +30,7 @@ def backup(file: Path = typer.Argument(..., help="A new file; it holds every fea
     """
     from geo_assets.services.backup import make_backup
 
-    made = make_backup(logged_settings(), file)
+    made = make_backup(_settings(), file)
     size = file.stat().st_size
     out.print(f"{file}: {size / 1e6:,.1f} MB, {', '.join(part.component for part in made.parts)}", soft_wrap=True)
 
@@ -45,13 +46,14 @@ def restore(
     from geo_assets.services.backup import read_contents
     from geo_assets.services.backup import restore as put_back
 
+    current = _settings()
     found = read_contents(file)
     made_at = datetime.fromtimestamp(found.made_at_ms / 1000, UTC)
     if not yes:
         if not sys.stdin.isatty():
             raise CliError("it replaces every feature and the ledger: say --yes")
         typer.confirm(f"Replace features and ledger by what they were at {made_at:%Y-%m-%d %H:%M} UTC?", abort=True)
-    _tell(put_back(logged_settings(), file))
+    _tell(put_back(current, file), found)
 
 
 def restored(
@@ -65,19 +67,36 @@ def restored(
     from geo_assets.services.migrating import migrate_all
     from geo_assets.stack import Stack
 
-    current = logged_settings()
+    current = _settings()
     found = read_contents(file) if file is not None else None
     migrate_all(current)
     with Stack(current) as stack:
-        _tell(after_restore(stack, found))
+        _tell(after_restore(stack, found), found)
 
 
-def _tell(done: Restored) -> None:
+def _settings() -> Settings:
+    """The settings of this process, of the stack that the home works on."""
+    current = logged_settings()
+    check_stack(current)
+    return current
+
+
+def _tell(done: Restored, backup: Backup | None) -> None:
     out.print(
         f"{done.tiles:,} tiles marked ({done.cleared:,} of them without their object), "
         f"{done.replayed:,} records of the log to ingest again"
     )
     if done.unpurged:
         out.print(f"{done.unpurged:,} tiles may stay in a cache for an hour: it did not take their purge")
+    gone: list[str] = []
     if done.lost:
-        raise CliError(f"{done.lost:,} records after the backup are past the log's retention: send those edits again")
+        gone.append(f"{done.lost:,} records after the backup are past the log's retention: send those edits again")
+    if done.other_topic is not None and backup is not None:
+        made_at = datetime.fromtimestamp(backup.made_at_ms / 1000, UTC)
+        gone.append(
+            f"[raw] is another topic than the backup's, of which {done.other_topic:,} records are in the backup; how many "
+            "it accepted after those cannot be told, and they are gone unless they are in the new one: send every edit "
+            f"since {made_at:%Y-%m-%d %H:%M} UTC again (what arrived already changes nothing)"
+        )
+    if gone:
+        raise CliError("; ".join(gone))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 from rich.table import Table
 
-from geo_assets.cli.answers import CliError, logged_settings, out
+from geo_assets.cli.answers import CliError, check_stack, logged_settings, out
 
 
 def register(app: typer.Typer) -> None:
@@ -24,6 +24,7 @@ def migrate(
     from geo_assets.services.migrating import migrate_all, pending, versions
 
     current = logged_settings()
+    check_stack(current)
     if check:
         table = Table("component", "where", "from", "to")
         for each in versions(current):

@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING
 import typer
 from rich.text import Text
 
-from geo_assets.cli.answers import CliError, check_home, logged_settings, out
+from geo_assets.cli.answers import CliError, check_writable, logged_settings, out
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from geo_assets.services.sole_up import SoleUp
     from geo_assets.services.supervisor import Supervisor
     from geo_assets.settings import Settings
 
@@ -39,6 +42,9 @@ def up(
     stack: str = typer.Option(
         None, help="`production`: on the Kafka, Redis, PostGIS and S3 that the settings name (env GEO_ASSETS_STACK)."
     ),
+    switch_stack: bool = typer.Option(
+        False, "--switch-stack", help="Let this home leave the services it works on; what they hold stays there."
+    ),
     verbose: bool = typer.Option(False, "--verbose", "-v", help="Show every line that Dagster prints."),
 ) -> None:
     """Run everything here until Ctrl-C: edge, ingest, tile server, Dagster's UI and daemon.
@@ -51,7 +57,8 @@ def up(
 
     current = logged_settings(edge_port=edge_port, tiles_port=tiles_port, dagster_port=dagster_port, stack=stack)
     os.environ["GEO_ASSETS_HOME"] = str(current.home)
-    check_home(current)
+    check_leaving(current, switch_stack)
+    check_writable(current)
     room = shutil.disk_usage(current.home).free
     if room < 200_000_000:
         raise CliError(
@@ -63,12 +70,18 @@ def up(
     left = supervisor.claim()
     if left:
         printer.line("up", f"ended {left} processes that a killed predecessor left")
+    sole: SoleUp | None = None
     try:
         check_ports(current)
+        # Before anything is changed in services that another one may be working on.
+        sole = hold_stack(current, lambda text: printer.line("up", text))
         prepare(current)
         folder = dagster_home.prepare(current)
+        follow_switch(current, printer)
     except BaseException:
         supervisor.stop()
+        if sole is not None:
+            sole.release()
         raise
     asked = threading.Event()
 
@@ -90,6 +103,8 @@ def up(
     finally:
         printer.line("up", "stopping")
         supervisor.stop()
+        if sole is not None:
+            sole.release()  # After the last run of this one has ended.
         printer.line("up", "stopped")
 
 
@@ -168,6 +183,47 @@ def check_ports(current: Settings) -> None:
                     f"port {port} of {current.host} is taken ({fault.strerror}); "
                     f"set GEO_ASSETS_{name}_PORT to a free one"
                 ) from None
+
+
+def check_leaving(current: Settings, switch: bool) -> None:
+    """See that this home leaves no service behind by mistake: with a terminal that lacks their settings.
+
+    Raises:
+        CliError: It would, and the flag does not say so.
+    """
+    from geo_assets import home_stack
+
+    known, present = home_stack.read(current.home), home_stack.places_of(current)
+    if known and not switch and (names := home_stack.lacking(known, present)):
+        raise CliError(
+            f"home {current.home} works on {home_stack.told(known)}, these settings name none of "
+            f"{home_stack.variables(names)}: source them first, or say --switch-stack to leave them on purpose"
+        )
+
+
+def follow_switch(current: Settings, printer: Printer) -> None:
+    """Say in the home which stack it works on from now on."""
+    from geo_assets import home_stack
+
+    known, present = home_stack.read(current.home), home_stack.places_of(current)
+    if known and home_stack.other(known, present):
+        printer.line("up", f"this home worked on {home_stack.told(known)}, now on {home_stack.told(present)}")
+    home_stack.write(current)
+
+
+def hold_stack(current: Settings, say: Callable[[str], None]) -> SoleUp | None:
+    """Be the only `up` on services that others reach as well; None where all is in the home, which `claim` guards.
+
+    Raises:
+        ConfigurationError: Another one is, or Postgres cannot be reached.
+    """
+    if current.stack != "production":
+        return None
+    from geo_assets.services.sole_up import SoleUp
+
+    sole = SoleUp(current, say)
+    sole.take()
+    return sole
 
 
 def prepare(current: Settings) -> None:

@@ -99,6 +99,9 @@ class Restored:
     """Records of `[raw]` after the backup that retention has taken: their edits have to be sent again."""
     unpurged: int
     """Tiles that a cache did not forget; it keeps them for an hour at most."""
+    other_topic: int | None = None
+    """None where `[raw]` is the backup's own topic. Where it was made anew: how many records of the backup's are in
+    the backup. What it accepted after them is gone with it, and nothing can tell how much that was."""
 
 
 # -- making -----------------------------------------------------------------------------------------------------------
@@ -311,10 +314,12 @@ def after_restore(stack: Stack, backup: Backup | None) -> Restored:
         stack.ledger.write_manifest(name, "restored from a backup", "repair", keys)
         stack.ledger.mark_manifest(name)
     unpurged = _purge(stack, keys)
-    replayed, lost = _rewind(stack, backup)
+    replayed, lost, other_topic = _rewind(stack, backup)
     if lost:
         log.warning("edits after the backup are past the log's retention: send them again", records=lost)
-    return Restored(len(keys), cleared, replayed, lost, unpurged)
+    if other_topic is not None:
+        log.warning("[raw] was made anew: what the backup's accepted after it is gone, unknown how much")
+    return Restored(len(keys), cleared, replayed, lost, unpurged, other_topic)
 
 
 def _clear_lost(stack: Stack) -> int:
@@ -344,18 +349,26 @@ def _urls(stack: Stack, keys: list[str]) -> Iterator[str]:
             yield tile_url(stack.settings, Tile.from_key(key))
 
 
-def _rewind(stack: Stack, backup: Backup | None) -> tuple[int, int]:
-    """Set ingest's position in `[raw]` back to the backup's; records to read again, and records that are gone."""
+def _rewind(stack: Stack, backup: Backup | None) -> tuple[int, int, int | None]:
+    """Set ingest's position in `[raw]` back to the backup's.
+
+    Returns:
+        Records to read again; records that are known to be gone; and, where the topic is another one than the backup's,
+        the records of that one up to the backup's position.
+    """
     same = backup is not None and backup.raw_topic_id == stack.log.topic_id(topics.RAW)
     replayed = lost = 0
     position: dict[int, int] = {}
     for partition, extent in stack.log.extents(topics.RAW).items():
-        wanted = backup.raw_next.get(partition, extent.begin) if same and backup is not None else extent.begin
+        wanted = extent.begin
+        if backup is not None:
+            # Of a topic made anew, every record came after the backup.
+            wanted = backup.raw_next.get(partition, extent.begin) if same else 0
         lost += max(0, extent.begin - wanted)
         position[partition] = min(max(wanted, extent.begin), extent.end)
         replayed += extent.end - position[partition]
     stack.log.commit(INGEST_GROUP, topics.RAW, position)
-    return replayed, lost
+    return replayed, lost, None if backup is None or same else sum(backup.raw_next.values())
 
 
 # -- where the components are -----------------------------------------------------------------------------------------

@@ -115,7 +115,8 @@ class TileBuilder:
 
         Args:
             keys: Partition keys. One that names no tile fails alone.
-            force: Encode although the work key matches.
+            force: Encode although the work key matches, and see that the object is there. What is skipped is not asked
+                for: a request a tile would make a backfill over an object store as slow as a build.
         """
         pending: list[str] = []
         for key in dict.fromkeys(keys):

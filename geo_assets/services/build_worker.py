@@ -50,7 +50,7 @@ class Built:
     """sha256 hex of the uncompressed bytes; None for an empty tile."""
     bytes: int
     changed: bool
-    """The bytes differ from the ledger's: an object was put (or there is none, for an empty tile)."""
+    """The bytes differ from the ledger's, or its object is gone: one was put (or none is due, for an empty tile)."""
     features: int
     vertices: int
     data_time_ms: int
@@ -159,6 +159,10 @@ def _finish(
     content_hash = workkey.tile_hash(encoded.data) if encoded.data else None
     # An integrity fault leaves no hash and the tile not empty: whatever is built then is a change.
     changed = task.empty != (content_hash is None) or task.content_hash != content_hash
+    if not changed and content_hash is not None:
+        # One question a tile that was encoded anyway: of one whose object is gone, the same bytes are a new revision,
+        # so that clients who were told 503 hear of it.
+        changed = not stack.tiles.exists(tile_object(object_name(task.key, task.revision, content_hash)))
     work_key = workkey.work_key(tile, digest, current_recipe(stack.layers, engines.version(stack)))
     if changed and content_hash is not None:
         step("put", task.key)

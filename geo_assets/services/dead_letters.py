@@ -91,6 +91,7 @@ def list_dead_letters(log_: EventLog, wanted: Callable[[DeadLetter], bool] = lam
     """Dead letters that are in the log, oldest first, each once."""
     found: dict[str, Listed] = {}
     replayed: dict[str, int] = {}
+    junk, first = 0, dict[str, int | str]()
     for record in scan_topic(log_, topics.DEAD_LETTERS):
         marker = record.headers.get(topics.HEADER_REPLAY)
         if marker and record.value is None:
@@ -99,10 +100,14 @@ def list_dead_letters(log_: EventLog, wanted: Callable[[DeadLetter], bool] = lam
         try:
             letter = DeadLetter.from_json(record.value or b"")
         except DeadLetterError as fault:
-            log.warning("not a dead letter", partition=record.partition, offset=record.offset, error=str(fault))
+            if not junk:
+                first = {"partition": record.partition, "offset": record.offset, "error": str(fault)}
+            junk += 1
             continue
         if letter.id not in found and wanted(letter):
             found[letter.id] = Listed(letter, record.partition, record.offset, None)
+    if junk:
+        log.warning("records of dead-letters that are none", records=junk, first=first)
     listed = [replace(one, replayed_ms=replayed.get(one.letter.id)) for one in found.values()]
     return sorted(listed, key=lambda one: (one.letter.at_ms, one.letter.id))
 

@@ -31,6 +31,9 @@ IMPORTED = "sample-imported"
 EAST = (0.0009, 0.0)
 """How far the ready-made edit moves its building: lon, lat in degrees, some fifty metres."""
 
+DEFAULT_EDGE = "http://127.0.0.1:8787"
+"""Where `geo-assets post` sends to in a terminal without settings."""
+
 CENTRE = (24.9441, 60.1690)
 """Lon, lat of the middle of the sample, degrees: near Helsinki's central railway station."""
 
@@ -93,7 +96,9 @@ def edit_command(settings: Settings) -> str | None:
         return None
     program = Path(sys.executable).with_name("geo-assets")
     home = [] if settings.home == Path(".geo_assets").absolute() else ["--home", _short(settings.home)]
-    shown = [_short(program), *home, "post", _short(path)]
+    # Another terminal has not the ports that this process was given.
+    url = [] if settings.edge_url == DEFAULT_EDGE else ["--url", settings.edge_url]
+    shown = [_short(program), *home, "post", *url, _short(path)]
     return shlex.join(shown)
 
 

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 import shapely
-from dagster import AssetCheckKey, DagsterRunStatus
+from dagster import AssetCheckKey, DagsterRunStatus, SensorResult, build_sensor_context
 from dagster._core.loader import LoadingContextForTest
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecord
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geo_assets import catalog
+from geo_assets.assets.stack_resource import StackResource
 from geo_assets.definitions import defs
 from geo_assets.events import topics
 from geo_assets.jobs import AUDIT_TAG, BATCH_TAG
@@ -529,3 +530,20 @@ def test_an_audit_that_is_still_running_takes_no_place_of_a_live_run_and_gets_no
         here.hint(HOME.key, value=b'{"force":true}')
         (live,) = tick(here.stack, here.instance, now + 3 * MINUTE).requests
         assert live.job_name == "build_tiles"
+
+
+def test_a_log_or_ledger_that_is_away_skips_the_tick_and_says_which(
+    here: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GEO_ASSETS_HOME", str(here.stack.settings.home))
+    monkeypatch.setenv("GEO_ASSETS_KAFKA_SERVERS", "127.0.0.1:1")
+    for variable in ("GEO_ASSETS_KAFKA_SERVERS", "GEO_ASSETS_LEDGER_URL"):
+        with build_sensor_context(instance=here.instance, cursor="{}") as context:
+            answer = sensor.tile_updates(context, stack=StackResource())
+        assert isinstance(answer, SensorResult)
+        assert answer.skip_reason is not None
+        assert variable in (answer.skip_reason.skip_message or "")
+        assert not answer.run_requests
+        assert answer.cursor is None
+        monkeypatch.delenv("GEO_ASSETS_KAFKA_SERVERS", raising=False)
+        monkeypatch.setenv("GEO_ASSETS_LEDGER_URL", "postgresql://me@127.0.0.1:1/map")

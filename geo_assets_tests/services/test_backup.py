@@ -193,6 +193,7 @@ def test_records_that_retention_took_since_the_backup_are_counted_as_lost(embedd
     done = restore(embedded.settings, file)
     assert done.lost == 3
     assert done.replayed == 0
+    assert done.other_topic is None
 
 
 def test_a_log_made_anew_since_the_backup_is_read_from_its_start(embedded: Platform, tmp_path: Path) -> None:
@@ -209,9 +210,26 @@ def test_a_log_made_anew_since_the_backup_is_read_from_its_start(embedded: Platf
         ingest(world)
     done = restore(embedded.settings, file)
     assert (done.replayed, done.lost) == (1, 0)
+    assert done.other_topic == 5
     with embedded as world:
         ingest(world)
         assert len(stored(world)) == 6
+
+
+def test_records_that_retention_took_of_a_log_made_anew_are_lost(embedded: Platform, tmp_path: Path) -> None:
+    file = tmp_path / "a.backup"
+    with embedded as world:
+        world.send(feature(1), event_id="one")
+        ingest(world)
+        make_backup(world.settings, file)
+    for path in embedded.home.glob("event-log.db*"):
+        path.unlink()
+    with embedded as world:
+        for number in range(2, 5):
+            world.send(feature(number), event_id=f"e{number}")
+        world.retention_takes(topics.RAW)
+    done = restore(embedded.settings, file)
+    assert (done.replayed, done.lost, done.other_topic) == (0, 3, 1)
 
 
 def test_a_restore_while_something_runs_changes_nothing(platform: Platform, tmp_path: Path) -> None:

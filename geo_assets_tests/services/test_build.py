@@ -85,6 +85,26 @@ def test_a_forced_build_encodes_and_the_same_bytes_are_unchanged(world: World) -
     assert {s.revision for s in world.published().values()} == {1}
 
 
+def test_a_forced_build_of_a_tile_whose_object_is_gone_puts_it_again_as_a_new_revision_that_clients_hear_of(
+    world: World,
+) -> None:
+    world.edit(feature(1, 1))
+    keys = [r.key for r in world.build_dirty()]
+    gone = one_tile(world)
+    before, told = world.published()[gone], len(world.announced())
+    assert before.object_name is not None
+    world.stack.tiles.delete([tile_object(before.object_name)])
+
+    with TileBuilder(world.stack, "again", inline=True) as builder:
+        outcomes = {r.key: r.outcome for r in builder.build(keys, force=True)}
+
+    assert {key for key, outcome in outcomes.items() if outcome != "unchanged"} == {gone}
+    after = world.published()[gone]
+    assert (after.revision, after.content_hash) == (before.revision + 1, before.content_hash)
+    assert world.properties(gone)
+    assert len(world.announced()) == told + 1
+
+
 def test_a_deleted_feature_empties_its_tiles_and_clients_hear_of_it(world: World) -> None:
     world.edit(feature(1, 1))
     keys = {r.key for r in world.build_dirty()}

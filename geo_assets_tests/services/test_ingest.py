@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import shapely
+from structlog.testing import capture_logs
 
 from geo_assets.events import topics
 from geo_assets.services import outbox
@@ -112,6 +113,16 @@ def test_replay_after_a_fix_applies_once_and_never_undoes_something_newer(world:
     replay(world.stack, [letter], payload=json.dumps(feature(1, 1, name="again")).encode())
     assert drain(world) == {"stale": 1}
     assert next(iter(world.stack.features.scan())).version == 9
+
+
+def test_junk_among_dead_letters_is_one_line_however_much_it_is_and_hides_no_letter(world: World) -> None:
+    world.stack.log.append([NewRecord(topics.DEAD_LETTERS, "x", value, {}) for value in (b"junk", b"{}", b"[]")])
+    world.edit(b"nonsense", event_id="x")
+    with capture_logs() as lines:
+        assert len(list_dead_letters(world.stack.log)) == 1
+    (line,) = lines
+    assert line["records"] == 3
+    assert {"partition", "offset", "error"} <= set(line["first"])
 
 
 def test_a_replayed_letter_is_listed_as_replayed(world: World) -> None:

@@ -17,7 +17,8 @@ import httpx
 import pytest
 
 from geo_assets.services.tileserver.http import accepts_gzip, etag_matches
-from geo_assets.services.tileserver.serving import ObjectCache
+from geo_assets.services.tileserver.metrics import Metrics
+from geo_assets.services.tileserver.serving import ObjectCache, TileReader
 from geo_assets.tiles.tile import Tile
 from geo_assets.tiles.workkey import tile_hash
 from geo_assets_tests.services.tile_world import HERE, LAYERS, TileWorld
@@ -226,6 +227,44 @@ def test_a_missing_object_of_the_current_revision_is_503_and_counted_never_204(
     assert "retry-after" in answer.headers
     assert answer.headers["cache-control"] == "no-store"
     assert _metric(client, 'tileserver_integrity_faults_total{fault="missing"}') == 1
+
+
+def test_a_missing_object_marks_its_tile_once_so_that_a_quiet_map_mends_itself(
+    world: TileWorld, client: httpx.Client
+) -> None:
+    world.publish(HERE, DATA)
+    world.tiles.delete([world.object_name(HERE)])
+    for _ in range(3):
+        assert client.get(URL).status_code == 503
+    state = world.ledger.read([HERE.key])[HERE.key]
+    assert (state.revision, state.content_hash, state.work_key) == (1, None, None)
+    assert [dirty.key for dirty in world.ledger.dirty(10, kind="live")] == [HERE.key]
+    mark = state.wanted
+    client.get(URL)
+    assert world.ledger.read([HERE.key])[HERE.key].wanted == mark
+    world.publish(HERE, DATA)
+    assert client.get(URL).content == DATA
+
+
+def test_a_damaged_object_marks_its_tile_and_a_second_fault_within_the_minute_marks_it_no_more(
+    world: TileWorld, client: httpx.Client
+) -> None:
+    for _ in range(2):
+        world.publish(HERE, DATA)
+        world.tiles.put(world.object_name(HERE), b"no gzip")
+        assert client.get(URL).status_code == 503
+    state = world.ledger.read([HERE.key])[HERE.key]
+    # A server that looks into another bucket than the builder's would have it build without end.
+    assert (state.revision, state.content_hash) == (2, tile_hash(DATA))
+    assert not state.dirty
+
+
+def test_a_fault_in_what_somebody_replaced_meanwhile_marks_nothing(world: TileWorld) -> None:
+    world.publish(HERE, DATA)
+    seen = world.ledger.read([HERE.key])[HERE.key]
+    world.publish(HERE, DATA + b"2")
+    TileReader(world.ledger, world.tiles, Metrics(world.ledger), 1_000)._clear(seen)  # pyright: ignore[reportPrivateUsage]
+    assert world.ledger.read([HERE.key])[HERE.key].content_hash == tile_hash(DATA + b"2")
 
 
 @pytest.mark.parametrize("damage", [b"", b"no gzip", gzip.compress(b"another tile", mtime=0)])

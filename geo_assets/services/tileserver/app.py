@@ -459,7 +459,7 @@ def _health(answer: models.Health) -> Response:
 
 
 async def _integrity(_: Request, error: Exception) -> Response:
-    detail = f"{str(error)[:1].upper()}{str(error)[1:]}; it is built again once the integrity check has seen it."
+    detail = f"{str(error)[:1].upper()}{str(error)[1:]}; it is marked, and built again."
     return problems.problem_response(problems.ProblemError(503, "integrity", detail, headers={"Retry-After": "10"}))
 
 
