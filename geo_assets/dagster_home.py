@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
+
+import structlog
 
 from geo_assets.configuration import ConfigurationError
 
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
 
 LOGS_FOLDER = "compute-logs"
 """Beside the tiles, in the same bucket: outside what a run's narrowed credentials may write."""
+
+_LOGS = re.compile(r"^compute_logs:\n(?:[ \t]+\S.*\n)+", re.MULTILINE)
+"""Where a dagster.yaml says what becomes of what runs print."""
 
 
 def top_level(name: str) -> Path:
@@ -40,10 +45,31 @@ def prepare(settings: Settings) -> Path:
     folder = settings.home / "dagster"
     folder.mkdir(parents=True, exist_ok=True)
     production = settings.stack == "production"
-    shutil.copyfile(top_level("deploy/dagster.yaml" if production else "dagster.yaml"), folder / "dagster.yaml")
+    if production and _bucket(settings) is None:
+        structlog.get_logger().warning(
+            "what runs print stays on this machine: the tile store is not S3", folder=str(folder / "storage")
+        )
+    (folder / "dagster.yaml").write_text(instance_yaml(settings), encoding="utf-8")
     if production:
         _make_schema(settings)
     return folder
+
+
+def instance_yaml(settings: Settings) -> str:
+    """The dagster.yaml of the stack. Where the tile store is not S3, what runs print stays on their machine.
+
+    dagster-aws writes to S3 alone; the compute log managers of other clouds are packages of their own.
+    """
+    embedded = top_level("dagster.yaml").read_text(encoding="utf-8")
+    if settings.stack != "production":
+        return embedded
+    text = top_level("deploy/dagster.yaml").read_text(encoding="utf-8")
+    if _bucket(settings) is not None:
+        return text
+    local = _LOGS.search(embedded)
+    if local is None:
+        raise ConfigurationError("dagster.yaml has no compute_logs: install geo_assets again")
+    return _LOGS.sub(lambda _: local[0], text)
 
 
 def environment(settings: Settings, folder: Path) -> dict[str, str]:
@@ -63,12 +89,11 @@ def environment(settings: Settings, folder: Path) -> dict[str, str]:
     }
     if settings.stack != "production":
         return wanted
-    bucket, prefix = _bucket(settings)
-    wanted |= {
-        "GEO_ASSETS_DAGSTER_POSTGRES_URL": storage_url(settings),
-        "GEO_ASSETS_LOGS_BUCKET": bucket,
-        "GEO_ASSETS_LOGS_PREFIX": prefix,
-    }
+    wanted["GEO_ASSETS_DAGSTER_POSTGRES_URL"] = storage_url(settings)
+    place = _bucket(settings)
+    if place is None:
+        return wanted
+    wanted["GEO_ASSETS_LOGS_BUCKET"], wanted["GEO_ASSETS_LOGS_PREFIX"] = place
     # Dagster's own log manager takes them from where every AWS client does.
     if settings.s3_endpoint is not None:
         wanted["AWS_ENDPOINT_URL_S3"] = settings.s3_endpoint
@@ -97,6 +122,11 @@ def command(settings: Settings) -> list[str]:
     return [sys.executable, "-m", "geo_assets.dagster_dev", *listen]
 
 
+def storage_setting(settings: Settings) -> str:
+    """The setting that names the Postgres of Dagster's storage."""
+    return "GEO_ASSETS_POSTGRES_URL" if settings.dagster_postgres_url is None else "GEO_ASSETS_DAGSTER_POSTGRES_URL"
+
+
 def _given_url(settings: Settings) -> str:
     url = settings.dagster_postgres_url or settings.postgres_url
     if url is None:
@@ -104,13 +134,11 @@ def _given_url(settings: Settings) -> str:
     return url.get_secret_value()
 
 
-def _bucket(settings: Settings) -> tuple[str, str]:
+def _bucket(settings: Settings) -> tuple[str, str] | None:
+    """Bucket and prefix of what runs print; None where the tile store is not S3."""
     parts = urlsplit(settings.tile_store_url or "")
     if parts.scheme != "s3":
-        raise ConfigurationError(
-            f"Dagster's compute logs go to S3, and GEO_ASSETS_TILE_STORE_URL is {settings.tile_store_url}: "
-            "name another compute log manager in deploy/dagster.yaml"
-        )
+        return None
     return parts.netloc, "/".join(part for part in (parts.path.strip("/"), LOGS_FOLDER) if part)
 
 
@@ -122,7 +150,7 @@ def _make_schema(settings: Settings) -> None:
 
     url = _given_url(settings)
     with (
-        explained(ConfigurationError, "GEO_ASSETS_DAGSTER_POSTGRES_URL", url),
+        explained(ConfigurationError, storage_setting(settings), url),
         psycopg.connect(conninfo(url), autocommit=True) as connection,
     ):
         there = connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (schema(settings),)).fetchone()

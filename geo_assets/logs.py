@@ -56,3 +56,5 @@ def configure(level: str = "info", log_format: str = "auto", *, stream: object |
         cache_logger_on_first_use=True,
     )
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=target, force=True)  # pyright: ignore[reportCallIssue, reportArgumentType]
+    # A server that is away is told once by the port in front of the pool; the pool itself warns of every attempt.
+    logging.getLogger("psycopg.pool").setLevel(logging.ERROR)

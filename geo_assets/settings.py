@@ -7,16 +7,26 @@ own in the home folder; this module only says where they are.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from geo_assets import addresses
 
 
 class Settings(BaseSettings):
     """One process's settings. Frozen: a changed setting is a restarted process."""
 
-    model_config = SettingsConfigDict(env_prefix="GEO_ASSETS_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix="GEO_ASSETS_",
+        frozen=True,
+        extra="ignore",
+        # `NAME=` in a file of settings says that there is none.
+        env_ignore_empty=True,
+        # Half of them are secrets or have one in a URL.
+        hide_input_in_errors=True,
+    )
 
     home: Path = Field(default=Path(".geo_assets"), description="Folder of all embedded data.")
     host: str = Field(
@@ -136,7 +146,9 @@ class Settings(BaseSettings):
     sts_endpoint: str | None = Field(default=None, description="Where roles are assumed; default: s3_endpoint.")
 
     purge_urls: str | None = Field(
-        default=None, description="Caches in front of the tile server, comma separated: http://cache:6081"
+        default=None,
+        repr=False,  # A cache may ask for a password.
+        description="Caches in front of the tile server, comma separated: http://cache:6081",
     )
     # A cache may have fetched the old bytes between the commit and the purge; nothing takes longer than its fetch.
     purge_again_s: float = Field(default=10.0, ge=0)
@@ -147,6 +159,41 @@ class Settings(BaseSettings):
     layers_file: Path | None = Field(
         default=None, description="YAML with the layers; default `layers.yaml` in the home folder."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_blanks(cls, given: Any) -> Any:
+        """Blanks alone count as not set, and blanks around an address as a slip of whoever wrote the file."""
+        if not isinstance(given, dict):
+            return given
+        kept: dict[str, Any] = {}
+        for name, value in given.items():
+            text = value.get_secret_value() if isinstance(value, SecretStr) else value
+            field = cls.model_fields.get(name)
+            if field is not None and isinstance(text, str):
+                # An empty text as an argument, not from the environment, is meant where a text may be empty.
+                if not text.strip() and (text or field.default is None):
+                    continue
+                if name in addresses.KINDS:
+                    value = text.strip()
+            kept[name] = value
+        return kept
+
+    # Of the whole and not of a field: pydantic hands a field's input on to whoever prints its error.
+    @model_validator(mode="after")
+    def _addresses(self) -> Settings:
+        faults: list[str] = []
+        for name, kind in addresses.KINDS.items():
+            value = getattr(self, name)
+            if value is None:
+                continue
+            try:
+                addresses.places(kind, value.get_secret_value() if isinstance(value, SecretStr) else value)
+            except addresses.AddressError as fault:
+                faults.append(f"GEO_ASSETS_{name.upper()} {fault}")
+        if faults:
+            raise ValueError(". ".join(faults))
+        return self
 
     @model_validator(mode="after")
     def _complete(self) -> Settings:

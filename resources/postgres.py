@@ -61,6 +61,8 @@ _TRANSIENT = (
     errors.ReadOnlySqlTransaction,
 )
 _ATTEMPT = re.compile(r'connection (to server (at|on) "[^"]*"( \([^)]*\))?, port \d+ )?failed: ')
+_UNREADABLE = "a Postgres URL that cannot be read"
+_POSTGIS = re.compile(r"PostGIS is missing|extension \"?postgis\"?", re.IGNORECASE)
 _MISSING = (errors.UndefinedTable, errors.UndefinedColumn, errors.UndefinedFunction, errors.InvalidSchemaName)
 
 
@@ -138,11 +140,36 @@ def where(url: str) -> str:
     """Host, port, database and user of a URL, for a message; never the password."""
     try:
         given = conninfo_to_dict(url)
-    except psycopg.Error:
-        return "a Postgres URL that cannot be read"
-    host = given.get("host") or given.get("hostaddr") or "localhost"
-    return f"{host}:{given.get('port') or 5432}/{given.get('dbname') or given.get('user') or ''}" + (
-        f" as {given['user']}" if given.get("user") else ""
+    except (psycopg.Error, ValueError):
+        return _UNREADABLE
+    host = str(given.get("host") or given.get("hostaddr") or "localhost")
+    port, user = str(given.get("port") or 5432), str(given.get("user") or "")
+    database = str(given.get("dbname") or user)
+    # A password with an unescaped `/` or `@` reaches into the parts around it.
+    parts_are_odd = "@" in host or any(set(part) & set("@:/?# ") for part in (user, database))
+    if parts_are_odd or not all(one.isdigit() for one in port.split(",") if one):
+        return _UNREADABLE
+    return f"{host}:{port}/{database}" + (f" as {user}" if user else "")
+
+
+def postgis_lacking(connection: psycopg.Connection[Any]) -> str | None:
+    """What a database lacks of PostGIS and what mends it; None where the extension is there."""
+    row = connection.execute(
+        """SELECT EXISTS (SELECT FROM pg_extension WHERE extname = 'postgis'),
+                  EXISTS (SELECT FROM pg_available_extensions WHERE name = 'postgis')"""
+    ).fetchone()
+    made, available = row or (False, False)
+    if made:
+        return None
+    if available:
+        return (
+            "PostGIS is missing in this database: geo-assets migrate makes it where its user may, "
+            "else run CREATE EXTENSION postgis as a superuser"
+        )
+    package = f"postgresql-{connection.info.server_version // 10_000}-postgis-3"
+    return (
+        f"PostGIS is not installed on this server: install its package ({package} on Debian), "
+        "then run CREATE EXTENSION postgis as a superuser"
     )
 
 
@@ -158,18 +185,37 @@ def explained(unavailable: type[Exception], setting: str, url: str) -> Iterator[
     try:
         yield
     except _TRANSIENT as error:
-        raise unavailable(f"Postgres at {where(url)} ({setting}): {_reason(error, url)}") from None
+        if (place := where(url)) == _UNREADABLE:
+            # What psycopg quotes of it may be a part of the password.
+            raise unavailable(_no_url(setting)) from None
+        raise unavailable(f"Postgres at {place} ({setting}): {_reason(error, url)}") from None
     except _MISSING as error:
         raise unavailable(
             f"Postgres at {where(url)} ({setting}): {_one_line(error)}: run `geo-assets migrate`"
         ) from error
-    except errors.InsufficientPrivilege as error:
-        raise unavailable(f"Postgres at {where(url)} ({setting}): {_one_line(error)}: grant it to the user") from error
+    except (errors.FeatureNotSupported, errors.InsufficientPrivilege) as error:
+        said = _one_line(error)
+        if _POSTGIS.search(said):
+            mends = "install its package on the server and run CREATE EXTENSION postgis as a superuser"
+            cause = said if said.startswith("PostGIS is missing") else f"PostGIS is missing ({said}): {mends}"
+            raise unavailable(f"Postgres at {where(url)} ({setting}): {cause}") from error
+        if isinstance(error, errors.FeatureNotSupported):
+            raise
+        raise unavailable(f"Postgres at {where(url)} ({setting}): {said}: grant it to the user") from error
     except psycopg.ProgrammingError as error:
         if error.sqlstate is not None:
             raise
         # Of a URL that cannot be parsed; psycopg's own message shows it whole.
-        raise unavailable(f"{setting} is no postgresql:// URL") from None
+        raise unavailable(_no_url(setting)) from None
+    except psycopg.DatabaseError as error:
+        # Of no class of its own and without a state: libpq lost the connection in the middle of an answer.
+        if type(error) is not psycopg.DatabaseError or error.sqlstate is not None:
+            raise
+        raise unavailable(f"Postgres at {where(url)} ({setting}): {_one_line(error)}") from None
+
+
+def _no_url(setting: str) -> str:
+    return f"{setting} is no postgresql:// URL: expected is postgresql://user:password@host:5432/database"
 
 
 def with_retries(work: Callable[[], T]) -> T:

@@ -82,8 +82,12 @@ def migrate_all(settings: Settings) -> list[Migrated]:
     return done
 
 
-def versions(settings: Settings) -> list[Version]:
+def versions(settings: Settings, component: str | None = None) -> list[Version]:
     """Versions of each component's tables; nothing is changed.
+
+    Args:
+        settings: Where they are.
+        component: Ask for this one alone; the other one's server may be away.
 
     Raises:
         ConfigurationError: Postgres cannot be reached; the setting is named.
@@ -96,17 +100,25 @@ def versions(settings: Settings) -> list[Version]:
 
     found: list[Version] = []
     for each in _components(settings):
+        if component not in (None, each.name):
+            continue
         with explained(ConfigurationError, each.setting, each.url), psycopg.connect(conninfo(each.url)) as connection:
             stands = version(connection, settings.postgres_schema, each.name)
         place = f"{where(each.url)}, schema {settings.postgres_schema}"
         found.append(Version(each.name, place, stands, len(each.migrations), made_when_opened=False))
     for file in _files(settings):
+        if component not in (None, file.name):
+            continue
         found.append(Version(file.name, str(file.path), _version_of(file), file.known, made_when_opened=True))
     return found
 
 
-def pending(settings: Settings) -> dict[str, int]:
+def pending(settings: Settings, component: str | None = None) -> dict[str, int]:
     """Steps that each component's tables lack; none for a file that is not there yet.
+
+    Args:
+        settings: Where they are.
+        component: Ask for this one alone.
 
     Raises:
         SchemaTooNew: Tables are of a later version than this program knows.
@@ -115,7 +127,7 @@ def pending(settings: Settings) -> dict[str, int]:
     from resources.migrations import SchemaTooNew
 
     lacking: dict[str, int] = {}
-    for each in versions(settings):
+    for each in versions(settings, component):
         if each.found > each.known:
             raise SchemaTooNew(
                 f"{each.component} in {each.where} has version {each.found}, this program knows up to {each.known}: "

@@ -1,0 +1,59 @@
+"""Dagster's home: which dagster.yaml a stack gets, and what its processes are told."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from geo_assets import dagster_home, logs
+from geo_assets.settings import Settings
+
+
+def production(home: Path, url: str) -> Settings:
+    """A whole production stack with this tile store; nothing of it is connected."""
+    values: dict[str, Any] = {
+        "home": home,
+        "stack": "production",
+        "kafka_servers": "kafka:9092",
+        "redis_url": "redis://redis",
+        "postgres_url": "postgresql://db/maps",
+        "tile_store_url": url,
+        "s3_endpoint": None,
+    }
+    return Settings(**values)
+
+
+def test_on_s3_what_runs_print_goes_beside_the_tiles(tmp_path: Path) -> None:
+    settings = production(tmp_path, "s3://maps/tiles")
+    assert yaml.safe_load(dagster_home.instance_yaml(settings))["compute_logs"]["class"] == "S3ComputeLogManager"
+    environment = dagster_home.environment(settings, tmp_path)
+    assert environment["GEO_ASSETS_LOGS_BUCKET"] == "maps"
+    assert environment["GEO_ASSETS_LOGS_PREFIX"] == "tiles/compute-logs"
+
+
+def test_on_google_what_runs_print_stays_on_the_machine_and_all_else_is_as_deployed(tmp_path: Path) -> None:
+    settings = production(tmp_path, "gs://maps/tiles")
+    found = yaml.safe_load(dagster_home.instance_yaml(settings))
+    deployed = yaml.safe_load(dagster_home.top_level("deploy/dagster.yaml").read_text())
+    assert found.pop("compute_logs")["class"] == "LocalComputeLogManager"
+    deployed.pop("compute_logs")
+    assert found == deployed
+    environment = dagster_home.environment(settings, tmp_path)
+    assert not [name for name in environment if name.startswith(("GEO_ASSETS_LOGS", "AWS_"))]
+    assert environment["GEO_ASSETS_DAGSTER_POSTGRES_URL"].startswith("postgresql://db/maps?options=")
+
+
+def test_the_embedded_stack_has_the_checkout_s_own(tmp_path: Path) -> None:
+    text = dagster_home.top_level("dagster.yaml").read_text()
+    assert dagster_home.instance_yaml(Settings(home=tmp_path)) == text
+
+
+@pytest.mark.parametrize("log_format", ["console", "json"])
+def test_the_pool_s_own_warnings_of_every_attempt_are_not_logged(log_format: str) -> None:
+    logs.configure("info", log_format)
+    assert not logging.getLogger("psycopg.pool").isEnabledFor(logging.WARNING)
+    assert logging.getLogger("psycopg.pool").isEnabledFor(logging.ERROR)
