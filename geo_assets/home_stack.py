@@ -49,7 +49,7 @@ def read(home: Path) -> dict[str, str | None] | None:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         return {str(name): None if value is None else str(value) for name, value in found.items()}
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, AttributeError) as fault:
         reason = fault.strerror if isinstance(fault, OSError) else "it is no JSON object"

@@ -295,6 +295,7 @@ def test_a_second_up_in_the_same_home_is_refused_in_one_line(up: Platform) -> No
     done = up.command("up")
     assert done.returncode == 1
     assert "already up" in done.stderr
+    assert (up.home / "stack.json").exists()
     assert "Traceback" not in done.stderr
 
 

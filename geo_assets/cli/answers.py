@@ -78,8 +78,8 @@ def check_home(current: Settings) -> None:
     Raises:
         CliError: It does not; one line says why and what to do.
     """
-    check_stack(current)
     check_writable(current)
+    check_stack(current)
 
 
 def check_stack(current: Settings) -> None:

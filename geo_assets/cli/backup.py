@@ -94,9 +94,9 @@ def _tell(done: Restored, backup: Backup | None) -> None:
     if done.other_topic is not None and backup is not None:
         made_at = datetime.fromtimestamp(backup.made_at_ms / 1000, UTC)
         gone.append(
-            f"[raw] is another topic than the backup's, of which {done.other_topic:,} records are in the backup; how many "
-            "it accepted after those cannot be told, and they are gone unless they are in the new one: send every edit "
-            f"since {made_at:%Y-%m-%d %H:%M} UTC again (what arrived already changes nothing)"
+            f"[raw] is another topic than the backup's, of which {done.other_topic:,} records are in the backup; how "
+            "many it accepted after those cannot be told, and they are gone unless they are in the new one: send every "
+            f"edit since {made_at:%Y-%m-%d %H:%M} UTC again (what arrived already changes nothing)"
         )
     if gone:
         raise CliError("; ".join(gone))

@@ -57,8 +57,8 @@ def up(
 
     current = logged_settings(edge_port=edge_port, tiles_port=tiles_port, dagster_port=dagster_port, stack=stack)
     os.environ["GEO_ASSETS_HOME"] = str(current.home)
-    check_leaving(current, switch_stack)
     check_writable(current)
+    check_leaving(current, switch_stack)
     room = shutil.disk_usage(current.home).free
     if room < 200_000_000:
         raise CliError(
