@@ -1,4 +1,4 @@
-"""Positions from the log, read ahead by a thread: all partitions, each from its own offset, in bounded batches."""
+"""Positions from the log, read ahead by a thread: partition after partition, each from its own offset, in batches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 _AHEAD = 2
-"""Batches read ahead: one is judged while the next is read."""
+"""Batches read ahead: one is judged while the next ones are read."""
 
 _IDLE_S = 0.01
 _PAUSE_S = 0.5
@@ -29,7 +29,7 @@ _PAUSE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Records of several partitions, each one's in their order, and when they were read (`time.perf_counter_ns`)."""
+    """Records of a partition, in their order, and when they were read (`time.perf_counter_ns`)."""
 
     records: list[Record]
     read_ns: int
@@ -81,7 +81,7 @@ class PositionReader:
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
-                batch = self._next()
+                found = self._round()
             except LogUnavailable as fault:
                 log.warning("positions wait", error=str(fault))
                 self.at_end = False
@@ -90,34 +90,35 @@ class PositionReader:
             except Exception as fault:
                 self._fault = fault
                 return
-            if batch is None:
+            if not found:
                 self.at_end = self._ready.empty()
                 self._stop.wait(_IDLE_S)
-                continue
-            self.at_end = False
-            while not self._stop.is_set():
-                try:
-                    self._ready.put(batch, timeout=0.1)
-                    break
-                except queue.Full:
-                    continue
 
-    def _next(self) -> Batch | None:
-        extents = self._log.extents(topics.POSITIONS)
-        behind = [p for p, extent in sorted(extents.items()) if extent.end != self._offsets.get(p, extent.begin)]
-        if not behind:
-            return None
-        records: list[Record] = []
-        share = max(1, self._size // len(behind))
-        for partition in behind:
-            offset = self._offsets.setdefault(partition, extents[partition].begin)
+    def _round(self) -> bool:
+        """Read what is new of each partition, and hand it over at once: none waits for another's; whether there was."""
+        found = False
+        for partition, extent in sorted(self._log.extents(topics.POSITIONS).items()):
+            offset = self._offsets.setdefault(partition, extent.begin)
+            if extent.end == offset:
+                continue
             try:
-                some = self._log.read(topics.POSITIONS, partition, offset, max_records=share)
+                records = self._log.read(topics.POSITIONS, partition, offset, max_records=self._size)
             except OffsetOutOfRange as gone:
                 self._lost(gone)
                 self._offsets[partition] = gone.begin
+                found = True
                 continue
-            if some:
-                self._offsets[partition] = some[-1].offset + 1
-                records += some
-        return Batch(records, time.perf_counter_ns()) if records else None
+            if records:
+                found = True
+                self.at_end = False
+                self._put(Batch(records, time.perf_counter_ns()))
+                self._offsets[partition] = records[-1].offset + 1
+        return found
+
+    def _put(self, batch: Batch) -> None:
+        while not self._stop.is_set():
+            try:
+                self._ready.put(batch, timeout=0.1)
+            except queue.Full:
+                continue
+            return
