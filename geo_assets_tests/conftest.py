@@ -37,10 +37,10 @@ def browser() -> Iterator[Any]:
         opened.close()
 
 
-LONGEST = "test_up.py"
-"""Its tests run all of `geo-assets up`. A file's tests stay on one worker; this file's begin first."""
+LONGEST = ("test_up.py", "test_services_killed.py")
+"""Files whose tests run all of `geo-assets up`. A file's tests stay on one worker; these begin first, one on each."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the file that takes longest: beside it, the other worker does all the rest."""
-    items.sort(key=lambda item: item.path.name != LONGEST)
+    """Begin with the files that take longest, so that none of them is left over at the end for one worker alone."""
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
