@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from geo_assets import configuration
-from geo_assets.services import build_worker
+from geo_assets.services import engines
 from geo_assets.services.build import TileBuilder
 from geo_assets.services.build_worker import boxes_of
 from geo_assets.services.sample import IMPORTED, ensure
@@ -120,7 +120,7 @@ def test_a_second_build_of_everything_encodes_nothing(city: SampleWorld, monkeyp
     def never(*_: Any) -> Any:
         raise AssertionError("the encoder was called")
 
-    monkeypatch.setattr(build_worker, "encode_tiles", never)
+    monkeypatch.setattr(engines, "encode_tiles", never)
     with TileBuilder(city.stack, "again", inline=True) as builder:
         outcomes = [r.outcome for r in builder.build(sorted(city.published()))]
         assert (set(outcomes), builder.encoded) == ({"skipped"}, 0)

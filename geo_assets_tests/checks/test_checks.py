@@ -54,7 +54,8 @@ def test_all_checks_of_a_sound_map_pass_in_the_audit_job(here: World) -> None:
     result = defs.resolve_job_def("audit").execute_in_process(instance=here.instance)
     evaluations = result.get_asset_check_evaluations()
     assert {evaluation.check_name for evaluation in evaluations} == {
-        "topology", "crs", "coverage", "integrity", "freshness", "dead_letter_rate"
+        "topology", "crs", "coverage", "integrity", "freshness", "dead_letter_rate",
+        "delivery", "routing_lag", "trigger_dead_letter_rate",
     }  # fmt: skip
     assert [evaluation.check_name for evaluation in evaluations if not evaluation.passed] == []
 

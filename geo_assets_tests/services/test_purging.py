@@ -278,7 +278,7 @@ def test_rule_5_a_cache_out_of_reach_holds_nothing_back_and_is_purged_and_announ
     began = time.monotonic()
     results = world.build_dirty()
     assert time.monotonic() - began < 5
-    assert "owed=6" in capsys.readouterr().out
+    assert "owed=6" in "".join(capsys.readouterr())
     assert {result.outcome for result in results} == {"built"}
     news = since(before, world)
     assert {(one["revision"], one.get("again")) for one in news} == {(2, None)}

@@ -456,3 +456,8 @@ def test_a_filter_wants_every_tile_that_its_box_overlaps(
         assert wanted(tile.z, tile.x, tile.y)
     if apart:
         assert not wanted(tile.z, tile.x, tile.y)
+
+
+def test_a_box_whose_west_is_a_hair_east_of_its_east_goes_round_the_world() -> None:
+    assert Filter(0, 22, Box(1.6e-112, -1.0, 0.0, 0.0))(3, 0, 4)
+    assert not Filter(0, 22, Box(0.0, -1.0, 1.6e-112, 0.0))(3, 0, 4)

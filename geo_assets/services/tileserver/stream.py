@@ -73,7 +73,8 @@ class Filter:
             return
         west, south, east, north = self.bbox
         left, right = (west + 180) / 360, (east + 180) / 360
-        object.__setattr__(self, "_spans", ((left, right),) if left <= right else ((left, 1.0), (0.0, right)))
+        # By the degrees as given: as fractions, two that differ by a hair can be one.
+        object.__setattr__(self, "_spans", ((left, right),) if west <= east else ((left, 1.0), (0.0, right)))
         object.__setattr__(self, "_rows", (_row_fraction(north), _row_fraction(south)))
 
     def __call__(self, z: int, x: int, y: int) -> bool:
