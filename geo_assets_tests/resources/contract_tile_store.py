@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from geo_assets_tests.resources.tile_store_processes import put_and_delete, put_large_ones_until_killed
@@ -155,7 +155,8 @@ class TileStoreContract:
         ]:
             assert [o.name for o in store.list(prefix)] == sorted(n for n in names if n.startswith(prefix)), prefix
 
-    @settings(max_examples=60, deadline=None)
+    # One test, run for each adapter in one process: that is what this check warns of, and what a contract is for.
+    @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
     @given(
         names=st.lists(
             st.lists(st.sampled_from(["a", "b", "a.b", "a-", "0", "é"]), min_size=1, max_size=4), max_size=12
