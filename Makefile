@@ -20,7 +20,7 @@ run: install ## Set up and start everything with a real city on the map; Ctrl-C 
 	@exec $(BIN)/geo-assets up --sample
 
 test: install ## Run the tests; what needs a service or a browser that is not there is skipped with a line.
-	@$(BIN)/python -m pytest -q -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder $(TESTS)
+	@$(BIN)/python -m pytest -q -m "not soak" -n 2 --dist loadfile $(TESTS)
 
 lint: install ## Style, types, import rules.
 	@$(BIN)/ruff check .
