@@ -35,12 +35,3 @@ def browser() -> Iterator[Any]:
         opened = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_FLAGS)
         yield opened
         opened.close()
-
-
-LONGEST = ("test_up.py", "test_services_killed.py")
-"""Files whose tests run all of `geo-assets up`. A file's tests stay on one worker; these begin first, one on each."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take longest, so that none of them is left over at the end for one worker alone."""
-    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
