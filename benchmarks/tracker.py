@@ -107,7 +107,7 @@ def tiling(side: int) -> FenceSet:
     ring = [(x[row + b, column + a], y[row + b, column + a]) for a, b in ((0, 0), (1, 0), (1, 1), (0, 1))]
     shapes = shapely.polygons(np.stack([np.stack(corner, axis=1) for corner in ring], axis=1))
     made = (
-        Fence(f'"area-{number:06}"', 1, shape, dwell_ms=DWELL_MS, hysteresis_m=HYSTERESIS_M)
+        Fence(f'city:"area-{number:06}"', 1, shape, dwell_ms=DWELL_MS, hysteresis_m=HYSTERESIS_M)
         for number, shape in enumerate(shapes)
     )
     return FenceSet(1, tuple(made))

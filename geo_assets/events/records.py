@@ -131,6 +131,22 @@ class TileUpdated(BaseModel):
     )
 
 
+def feature_key(source: str, feature_id: str) -> str:
+    """By what a feature or fence is known in keys of records and in triggers: `demo:"depot"`, `demo:123`.
+
+    Args:
+        source: Whose it is; a source's name has no colon.
+        feature_id: JSON text of its id, as `feature_id_text` makes it.
+    """
+    return f"{source}:{feature_id}"
+
+
+def parts_of_key(key: str) -> tuple[str, str]:
+    """Source and JSON text of the id, of a key that `feature_key` made."""
+    source, _, feature_id = key.partition(":")
+    return source, feature_id
+
+
 def position_value(event: PositionEvent) -> dict[str, Any]:
     """The value of a position's record: the event as it was sent, with its time in one unit beside it."""
     return event.model_dump(exclude_unset=True) | {"event_time_ms": event.event_time_ms}

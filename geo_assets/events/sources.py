@@ -18,6 +18,11 @@ Repair = Literal["reject", "make_valid"]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 
+def is_source_name(text: str) -> bool:
+    """Whether a source could be called so, configured or not."""
+    return _NAME.fullmatch(text) is not None
+
+
 class SourceError(ValueError):
     """A source's definition that cannot be: its field, value and limit are in the message."""
 
@@ -60,7 +65,7 @@ class Source:
     callback_urls: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if _NAME.fullmatch(self.name) is None:
+        if not is_source_name(self.name):
             raise SourceError(
                 f"source name {self.name[:80]!r} is not 1..64 characters of A-Z, a-z, 0-9, '.', '_' and '-'"
             )

@@ -13,7 +13,7 @@ DEAD_LETTERS = "dead-letters"
 POSITIONS = "positions"
 """Device positions. Key: device id."""
 FENCES = "fences"
-"""Geofences. Key: fence id."""
+"""Geofences. Key: `source:feature id`, by which triggers name the fence."""
 TRIGGERS = "triggers"
 """Geofence triggers: frames of bytes (geofence/triggers.py), and marks of epochs (flow/epochs.py). Key: device id."""
 

@@ -34,6 +34,7 @@ from geo_assets.events.geometry import (
 )
 from geo_assets.events.json_text import shorten
 from geo_assets.events.models import FenceEvent, envelope_error, feature_id_text
+from geo_assets.events.records import feature_key
 from geo_assets.geofence.geodesic import circle, corridor
 from geo_assets.geofence.schedule import Schedule
 
@@ -54,7 +55,7 @@ class Fence:
     """A geofence.
 
     Args:
-        id: JSON text of its id, as in the key of its record: `"depot"`, `123`.
+        id: Its source and the JSON text of its id there, as in the key of its record: `demo:"depot"`, `demo:123`.
         revision: Its version upstream; a lower one is stale.
         geometry: Polygon or MultiPolygon, EPSG:4326 lon/lat, valid, within ±180 (split there); holes are outside.
         priority: 0 to 9, higher is more urgent.
@@ -83,7 +84,7 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """A fence that was deleted: its id and the version of the deletion."""
+    """A fence that was deleted: its id (as of `Fence`) and the version of the deletion."""
 
     id: str
     revision: int
@@ -233,18 +234,19 @@ def _judge(change: Fence | Removed, standing: Fence | None, removed: int | None)
     return "applied"
 
 
-def fence_of(event: FenceEvent, *, revision: int, crs: str | None = None) -> Fence | Removed:
+def fence_of(event: FenceEvent, *, source: str, revision: int, crs: str | None = None) -> Fence | Removed:
     """The fence, or the deletion, that an event says.
 
     Args:
         event: The event; members it does not have are looked for in its properties.
+        source: Whose it is: two sources may use the same ids.
         revision: Its version where the event has none, such as the time of receipt in milliseconds.
         crs: CRS declared beside the body; the event's own `crs` says it as well. Default: EPSG:4326.
 
     Raises:
         Refused: Reason, field, value and limit of the first fault.
     """
-    identifier = feature_id_text(event.id) or ""
+    identifier = feature_key(source, feature_id_text(event.id) or "")
     version = revision if event.version is None else event.version
     if event.action == "delete":
         return Removed(identifier, version)

@@ -4,7 +4,7 @@ The frame is a contract with every consumer of `[triggers]`: docs/triggers.md te
 another language. Version 1 is the byte 0x01 and a MessagePack array of eleven members, in this order:
 
     device_id         str   as the device sent it
-    fence_id          str   JSON text of the fence's id: `"depot"` with its quotes, or `123`
+    fence_id          str   `source:id` of the fence, the id as JSON text: `demo:"depot"` with its quotes, or `demo:123`
     state             int   0 EXIT, 1 ENTER, 2 DWELL
     event_time_ms     int   when it happened, milliseconds since 1970-01-01T00:00:00Z, by the device's time
     sequence          int   of the device: one up with each of its triggers, whatever the fence

@@ -285,16 +285,19 @@ _TOPICS = (
     _Topic(
         topics.FENCES,
         "Geofences",
-        "One fence a record, with its whole new state, or its deletion. Nothing in this version reads the topic but "
-        "your own consumers.",
+        "One fence a record, with its whole new state, or its deletion; the routing run follows them. A fence is known "
+        "by its source and its id: those of two sources are two fences.",
         {
             "type": ["string", "null"],
-            "description": "JSON text of the fence's id.",
-            "examples": ['"depot"'],
+            "description": "`source:feature id`, the id as JSON text with its type; what triggers name the fence by.",
+            "examples": ['demo:"depot"'],
         },
         (_Message("fence", "A fence", "An area, or a point or line with `radius_m` around it.", "Fence",
                   (*_EVENT_HEADERS, topics.HEADER_CRS)),),
-        (_Operation("sendFences", "send", "The edge writes what it accepted over HTTP."),),
+        (
+            _Operation("sendFences", "send", "The edge, what it accepted over HTTP; ingest and imports, of each feature "
+                       "of a layer that holds fences."),
+        ),
     ),
     _Topic(
         topics.TRIGGERS,

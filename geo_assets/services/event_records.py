@@ -12,7 +12,7 @@ import msgspec
 
 from geo_assets.events import topics
 from geo_assets.events.models import FenceEvent, PositionEvent, TileEvent, feature_id_text
-from geo_assets.events.records import TileHint, position_value
+from geo_assets.events.records import TileHint, feature_key, position_value
 from resources.event_log.protocol import NewRecord
 
 _encode = msgspec.json.Encoder().encode
@@ -47,7 +47,7 @@ def event_record(
     elif isinstance(event, PositionEvent):
         topic, key, value = topics.POSITIONS, event.device_id, _encode(position_value(event))
     else:
-        topic, key = topics.FENCES, feature_id_text(event.id) or event_id
+        topic, key = topics.FENCES, feature_key(source, feature_id_text(event.id) or event_id)
         fence: Mapping[str, Any] = event.model_dump(exclude_unset=True)
         value = _encode(fence)
         if crs is not None:

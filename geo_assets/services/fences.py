@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,9 +19,10 @@ import structlog
 from geo_assets.events import topics
 from geo_assets.events.dead_letter import DeadLetter, Origin, Refused
 from geo_assets.events.foreign import kept_headers
-from geo_assets.events.json_text import JsonError, loads
-from geo_assets.events.models import EnvelopeError, FenceEvent, parse
-from geo_assets.events.records import MAX_PART_ID
+from geo_assets.events.json_text import JsonError, loads, shorten
+from geo_assets.events.models import EnvelopeError, FenceEvent, feature_id_text, parse
+from geo_assets.events.records import MAX_PART_ID, parts_of_key
+from geo_assets.events.sources import is_source_name
 from geo_assets.geofence.fences import Fence, FenceSet, Removed, fence_of
 from geo_assets.geofence.index import FenceIndex
 from geo_assets.services.dead_letters import write_dead_letters
@@ -157,12 +159,13 @@ class FenceBook:
                 records += self._read(partition, offset, offsets)
         if not records:
             return None
+        only = self._only_source(records)
         changes: list[Fence | Removed] = []
         whose: list[Record] = []
         letters: list[DeadLetter] = []
         for record in records:
             offsets[record.partition] = record.offset + 1
-            change = change_of(record)
+            change = change_of(record, only)
             if isinstance(change, Refused):
                 letters.append(_letter(record, change))
             else:
@@ -185,6 +188,13 @@ class FenceBook:
                 stale=outcomes.count("stale"), duplicate=outcomes.count("duplicate"), dead_letters=len(letters),
             )  # fmt: skip
         return Standing(following.revision, name, topic, offsets, len(following))
+
+    def _only_source(self, records: Sequence[Record]) -> str | None:
+        """The only source there is, where there is but one and some record does not say its own."""
+        if all(record.headers.get(topics.HEADER_SOURCE) for record in records):
+            return None
+        sources = self._stack.sources
+        return next(iter(sources)) if len(sources) == 1 else None
 
     def _read(self, partition: int, offset: int, offsets: dict[int, int]) -> list[Record]:
         stack = self._stack
@@ -209,15 +219,21 @@ class FenceBook:
         return self._stack.tiles.delete(old) if old else 0
 
 
-def change_of(record: Record) -> Fence | Removed | Refused:
-    """What a record of `[fences]` says, or why it says nothing."""
+def change_of(record: Record, only_source: str | None = None) -> Fence | Removed | Refused:
+    """What a record of `[fences]` says, or why it says nothing.
+
+    Args:
+        record: Its header says whose the fence is, else the event's `source`, else its key before the colon.
+        only_source: Whose it is where nothing says so.
+    """
     if record.value is None:
         return Refused("null_value", None, None, None, "a fence is deleted by the action `delete`")
     received = record.headers.get(topics.HEADER_RECEIVED_MS, "")
     version = int(received) if received.isdecimal() and len(received) < 16 else record.timestamp_ms
     try:
         event = parse(FenceEvent, loads(record.value))
-        return fence_of(event, revision=version, crs=record.headers.get(topics.HEADER_CRS))
+        source = _source_of(record, event, only_source)
+        return fence_of(event, source=source, revision=version, crs=record.headers.get(topics.HEADER_CRS))
     except Refused as refusal:
         return refusal
     except JsonError as fault:
@@ -227,6 +243,22 @@ def change_of(record: Record) -> Fence | Removed | Refused:
     except Exception as fault:
         # Whatever a library finds wrong with a fence costs that fence and no other.
         return Refused("invalid_geometry", "geometry", None, None, f"{type(fault).__name__}: {fault}"[:500])
+
+
+def _source_of(record: Record, event: FenceEvent, only_source: str | None) -> str:
+    """Whose fence it is: fences of two sources are two fences, whatever their ids."""
+    signed = record.headers.get(topics.HEADER_SOURCE)
+    if signed and event.source is not None and event.source != signed:
+        raise Refused("schema", "source", shorten(event.source), signed[:80], "is not the record's source")
+    key = parts_of_key(record.key or "")
+    of_key = key[0] if key[1] == feature_id_text(event.id) else None
+    source = signed or event.source or of_key or only_source
+    if source is None:
+        where = "the header, a member of the event, or the key before its colon"
+        raise Refused("schema", "source", None, where, "nothing says whose fence it is")
+    if not is_source_name(source):
+        raise Refused("schema", "source", shorten(source), "1..64 of A-Z a-z 0-9 . _ -", "is no source's name")
+    return source
 
 
 def _letter(record: Record, refusal: Refused) -> DeadLetter:

@@ -9,7 +9,7 @@ from geo_assets.geofence.triggers import ENTER, FrameError, Trigger, encode
 
 
 def frame(sequence: int, epoch: int) -> bytes:
-    return encode(Trigger("bus-18", '"depot"', ENTER, 1_777_636_800_000, sequence, 3, 0, sequence, 1, epoch, 1))
+    return encode(Trigger("bus-18", 'demo:"depot"', ENTER, 1_777_636_800_000, sequence, 3, 0, sequence, 1, epoch, 1))
 
 
 def test_a_mark_reads_as_its_epoch_and_a_frame_as_none() -> None:

@@ -26,7 +26,7 @@ def event(**members: Any) -> FenceEvent:
 
 
 def fence(**members: Any) -> Fence:
-    made = fence_of(event(**members), revision=7)
+    made = fence_of(event(**members), source="demo", revision=7)
     assert isinstance(made, Fence)
     return made
 
@@ -58,11 +58,11 @@ LINE = {"type": "LineString", "coordinates": [[24.0, 60.0], [25.0, 60.2], [25.0,
 def test_an_area_with_a_hole_is_taken_as_it_is() -> None:
     made = fence(geometry=SQUARE, priority=3, dwell_s=90, hysteresis_m=25, name="Yard", version=4)
     assert (made.id, made.revision, made.priority, made.dwell_ms, made.hysteresis_m, made.name) == (
-        '"depot"', 4, 3, 90_000, 25.0, "Yard",
+        'demo:"depot"', 4, 3, 90_000, 25.0, "Yard",
     )  # fmt: skip
     assert not made.geometry.covers(shapely.Point(2, 2))
     assert made.geometry.covers(shapely.Point(0.5, 0.5))
-    assert fence(geometry=SQUARE, id=12).id == "12"
+    assert fence(geometry=SQUARE, id=12).id == "demo:12"
 
 
 def test_members_may_stand_in_the_properties_and_the_event_s_own_come_first() -> None:
@@ -77,8 +77,8 @@ def test_members_may_stand_in_the_properties_and_the_event_s_own_come_first() ->
 
 
 def test_a_deletion_needs_no_ground() -> None:
-    assert fence_of(event(action="delete", version=3), revision=9) == Removed('"depot"', 3)
-    assert fence_of(event(action="delete"), revision=9) == Removed('"depot"', 9)
+    assert fence_of(event(action="delete", version=3), source="demo", revision=9) == Removed('demo:"depot"', 3)
+    assert fence_of(event(action="delete"), source="demo", revision=9) == Removed('demo:"depot"', 9)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_another_crs_is_reprojected() -> None:
     metres = {"type": "Point", "coordinates": [2_782_987.27, 8_399_737.89]}
     made = fence(geometry=metres, radius_m=100, crs="EPSG:3857")
     assert made.geometry.covers(shapely.Point(25, 60))
-    assert fence_of(event(geometry=metres, radius_m=100), revision=7, crs="EPSG:3857") == made
+    assert fence_of(event(geometry=metres, radius_m=100), source="demo", revision=7, crs="EPSG:3857") == made
 
 
 # Circles and corridors

@@ -384,7 +384,7 @@ def test_a_batch_of_very_many_devices_is_as_each_alone() -> None:
     circle = FenceEvent.model_validate(
         {"type": "Feature", "id": 1, "geometry": {"type": "Point", "coordinates": [0, 0]}, "radius_m": 500}
     )
-    made = fence_of(circle, revision=1)
+    made = fence_of(circle, source="demo", revision=1)
     assert isinstance(made, Fence)
     index = FenceIndex(fences(made))
     rng = np.random.default_rng(4)

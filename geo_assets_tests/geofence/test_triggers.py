@@ -26,7 +26,7 @@ from geo_assets.geofence.triggers import (
 )
 
 ONE = Trigger(
-    "bus-18", '"depot"', 1, 1_777_636_800_250, 1_820_300_083_456_001, 2, 3, 4711, 9, 5, 1_777_636_800_300_000_000
+    "bus-18", 'demo:"depot"', 1, 1_777_636_800_250, 1_820_300_083_456_001, 2, 3, 4711, 9, 5, 1_777_636_800_300_000_000
 )
 
 texts = st.text(min_size=1, max_size=20)
@@ -46,10 +46,10 @@ def test_a_frame_decodes_to_what_was_encoded(many: list[Trigger]) -> None:
 
 def test_the_frame_of_version_1_stays_as_it_is() -> None:
     assert encode(ONE).hex() == (
-        "019ba66275732d3138a7226465706f742201cf0000019de368f6facf0006778da3dbe8010203cd12670905cf18ab6f40658b2300"
+        "019ba66275732d3138ac64656d6f3a226465706f742201cf0000019de368f6facf0006778da3dbe8010203cd12670905cf18ab6f40658b2300"
     )
     assert msgspec.msgpack.decode(encode(ONE)[1:]) == [
-        "bus-18", '"depot"', 1, 1_777_636_800_250, 1_820_300_083_456_001, 2, 3, 4711, 9, 5, 1_777_636_800_300_000_000,
+        "bus-18", 'demo:"depot"', 1, 1_777_636_800_250, 1_820_300_083_456_001, 2, 3, 4711, 9, 5, 1_777_636_800_300_000_000,
     ]  # fmt: skip
 
 
@@ -77,12 +77,12 @@ def test_rule_14_a_key_knows_device_fence_state_second_and_sequence_and_no_clock
     ):  # fmt: skip
         assert key(other) == key(ONE)
     for other in (
-        change(ONE, device_id="bus-1"), change(ONE, fence_id='8"depot"'), change(ONE, state=0),
+        change(ONE, device_id="bus-1"), change(ONE, fence_id='other:"depot"'), change(ONE, state=0),
         change(ONE, event_time_ms=ONE.event_time_ms + 750), change(ONE, sequence=ONE.sequence + 1),
     ):  # fmt: skip
         assert key(other) != key(ONE)
     assert len(key(ONE)) == 16
-    assert key(ONE).hex() == "d91d93a5cb4ae16413b55dea1c29df5c"
+    assert key(ONE).hex() == "3467bc72ac4c166d8b092a173d9d5405"
 
 
 def test_numbers_that_a_browser_cannot_hold_are_texts() -> None:
