@@ -15,7 +15,7 @@ POSITIONS = "positions"
 FENCES = "fences"
 """Geofences. Key: `source:feature id`, by which triggers name the fence."""
 TRIGGERS = "triggers"
-"""Geofence triggers: frames of bytes (geofence/triggers.py), and marks of epochs (flow/epochs.py). Key: device id."""
+"""Geofence triggers: frames of bytes (geofence/frames.py), and marks of epochs (flow/epochs.py). Key: device id."""
 
 ALL = (RAW, TILES, TILE_UPDATED, DEAD_LETTERS, POSITIONS, FENCES, TRIGGERS)
 
