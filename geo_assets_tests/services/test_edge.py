@@ -303,7 +303,7 @@ def test_positions_are_keyed_by_device_with_their_time_in_one_unit(edge: Edge) -
     assert values["bus-2"]["event_time_ms"] == 1_777_000_000_500
 
 
-def test_fences_are_keyed_by_their_id(edge: Edge) -> None:
+def test_fences_are_keyed_by_source_and_id(edge: Edge) -> None:
     fence = {
         "type": "Feature",
         "id": "depot",
@@ -312,7 +312,7 @@ def test_fences_are_keyed_by_their_id(edge: Edge) -> None:
     }
     assert edge.post("fences", fence).status_code == 202
     (record,) = edge.records(topics.FENCES)
-    assert record.key == '"depot"'
+    assert record.key == 'survey:"depot"'
     assert json.loads(record.value or b"") == fence
 
 

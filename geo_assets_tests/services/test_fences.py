@@ -67,9 +67,8 @@ def test_the_deletion_of_one_source_leaves_the_other_s_fence(stack: Stack) -> No
 
 
 def test_a_stranger_s_fence_says_its_source_in_its_body_or_its_key(stack: Stack) -> None:
-    (stack.settings.home / "sources.yaml").write_text(
-        f"sources: {{demo: {{secrets: [{'a' * 40}]}}, other: {{secrets: [{'b' * 40}]}}}}\n"
-    )
+    secrets = {name: {"secrets": [name * 10]} for name in ("demo", "other")}
+    (stack.settings.home / "sources.yaml").write_text(json.dumps({"sources": secrets}))
 
     def write(key: str | None, event: dict[str, Any], headers: dict[str, str] | None = None) -> None:
         stack.log.append([NewRecord(topics.FENCES, key, json.dumps(event).encode(), headers or {})])
