@@ -6,6 +6,7 @@ tells parts of it as the host. No network, and no library of a client: every pro
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -150,3 +151,13 @@ def _check_host(kind: Kind, text: str) -> None:
 
 def _refuse(kind: Kind, fault: str) -> str:
     raise AddressError(f"{fault}; expected is {kind.expected}")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address or name reaches this machine alone: 127.0.0.0/8, ::1 or localhost."""
+    if host.lower().rstrip(".") == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

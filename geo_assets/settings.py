@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -92,6 +93,21 @@ class Settings(BaseSettings):
     )
     geofence_crossings: bool = Field(
         default=False, description="Whether a fence passed between two fixes gives ENTER and EXIT."
+    )
+
+    # The map page. A position is personal data, and whoever can open the page can read what it shows: without a word, a
+    # server that only its own machine reaches shows devices and takes fences, any other does neither.
+    device_view: bool | None = Field(
+        default=None, description="Whether the tile server shows devices and triggers. Default: on loopback alone."
+    )
+    draw_fences: bool | None = Field(
+        default=None, description="Whether fences may be drawn on the map page. Default: on loopback alone."
+    )
+    # The one source of a new home, so that what it was given can be changed on the page too.
+    draw_source: str = Field(
+        default="demo",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+        description="Source of fences that are drawn on the map page; only its fences can be changed there.",
     )
 
     # -- which adapters ------------------------------------------------------------------------------------------------
@@ -203,6 +219,24 @@ class Settings(BaseSettings):
                 if getattr(self, name) is None and not two:
                     raise ValueError(f"the production stack needs GEO_ASSETS_{name.upper()}, which is not set")
         return self
+
+    @property
+    def is_private(self) -> bool:
+        """Whether this machine alone reaches the services: they listen on loopback, and no public URL is named."""
+        urls = (self.public_tiles_url, self.public_edge_url)
+        return addresses.is_loopback(self.host) and all(
+            url is None or addresses.is_loopback(urlsplit(url).hostname or "") for url in urls
+        )
+
+    @property
+    def shows_devices(self) -> bool:
+        """Whether the tile server shows devices and triggers."""
+        return self.is_private if self.device_view is None else self.device_view
+
+    @property
+    def takes_fences(self) -> bool:
+        """Whether the tile server takes fences that are drawn on its page."""
+        return self.is_private if self.draw_fences is None else self.draw_fences
 
     @property
     def tiles_url(self) -> str:
