@@ -1,8 +1,7 @@
-"""Positions from the log, read ahead by a thread: partition after partition, each from its own offset, in batches."""
+"""Positions from the log as slices of columns, each partition from its own offset on, and how many are left."""
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -15,110 +14,102 @@ from geo_assets.events import topics
 from resources.event_log.protocol import LogUnavailable, OffsetOutOfRange
 
 if TYPE_CHECKING:
-    from resources.event_log.protocol import EventLog, Record
+    from resources.event_log.protocol import EventLog, Slice
 
 log = structlog.get_logger()
 
-_AHEAD = 2
-"""Batches read ahead: one is judged while the next ones are read."""
-
-_IDLE_S = 0.01
-_PAUSE_S = 0.5
-"""After a log that did not answer."""
+_LOOK_S = 10.0
+"""Between looks for new partitions: as often as a broker's client asks by itself."""
+_AGAIN_S = 0.5
+"""The same while the log does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Records of a partition, in their order, and when they were read (`time.perf_counter_ns`)."""
+    """Records, and when they were read (`time.perf_counter_ns`)."""
 
-    records: list[Record]
+    records: Slice
     read_ns: int
 
 
 class PositionReader:
-    """Reads ahead. `take` from one thread.
+    """Follows `[positions]`. For one thread; a thread of its own looks for new partitions.
 
     Args:
         log_: The event log.
         offsets: Partition -> offset to begin with; a partition that is not named begins with its oldest record.
-        size: Most records of a batch.
-        lost: Called, in the reader's thread, with what retention took before it was read; raises to end the reading.
+        lost: Called with what retention took before it was read; raises to end the reading.
+
+    Raises:
+        LogUnavailable: Not now.
     """
 
-    def __init__(
-        self, log_: EventLog, offsets: Mapping[int, int], *, size: int, lost: Callable[[OffsetOutOfRange], None]
-    ) -> None:
-        self._log = log_
-        self._offsets = dict(offsets)
-        self._size = size
-        self._lost = lost
-        self._ready: queue.Queue[Batch] = queue.Queue(_AHEAD)
+    def __init__(self, log_: EventLog, offsets: Mapping[int, int], *, lost: Callable[[OffsetOutOfRange], None]) -> None:
+        self._log, self._lost = log_, lost
+        begins = {partition: extent.begin for partition, extent in log_.extents(topics.POSITIONS).items()}
+        self._follower = log_.follow(topics.POSITIONS, {p: offsets.get(p, begin) for p, begin in begins.items()})
+        self._known = frozenset(begins)
+        self._fresh: dict[int, int] = {}
+        self._away = False
         self._stop = threading.Event()
-        self._fault: Exception | None = None
-        self.at_end = False
-        """Whether the last look found nothing new and everything read was taken."""
-        self._thread = threading.Thread(target=self._run, name="positions", daemon=True)
+        self._thread = threading.Thread(target=self._look, name="partitions", daemon=True)
         self._thread.start()
 
-    def take(self) -> Batch | None:
+    def take(self, most: int, timeout_s: float = 0.0) -> Batch | None:
         """The next batch; None where none is there yet.
 
+        Args:
+            most: Records.
+            timeout_s: How long to wait for a first one.
+
         Raises:
-            Exception: What ended the reading.
+            Exception: What ends the reading.
         """
+        while self._fresh:
+            self._follower.seek(*self._fresh.popitem())
         try:
-            return self._ready.get_nowait()
-        except queue.Empty:
-            if self._fault is not None:
-                raise self._fault from None
+            records = self._follower.take(most, timeout_s)
+        except OffsetOutOfRange as gone:
+            self._lost(gone)
+            self._follower.seek(gone.partition, gone.begin)
             return None
+        except LogUnavailable as fault:
+            if not self._away:
+                log.warning("positions wait", error=str(fault))
+            self._away = True
+            return None
+        if not len(records):
+            return None
+        self._away = False
+        return Batch(records, time.perf_counter_ns())
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the last look found nothing new and everything read was taken."""
+        return not self._away and self._follower.at_end
+
+    @property
+    def lag(self) -> dict[int, int]:
+        """Partition -> records not taken, as of the last look of the one who fetches."""
+        ends = self._follower.ends
+        return {p: max(0, ends.get(p, offset) - offset) for p, offset in self._follower.next_offsets.items()}
 
     def close(self) -> None:
-        """End the thread."""
+        """End."""
         self._stop.set()
         self._thread.join(timeout=30.0)
+        self._follower.close()
 
-    def _run(self) -> None:
-        while not self._stop.is_set():
+    def _look(self) -> None:
+        while not self._stop.wait(_AGAIN_S if self._away else _LOOK_S):
             try:
-                found = self._round()
-            except LogUnavailable as fault:
-                log.warning("positions wait", error=str(fault))
-                self.at_end = False
-                self._stop.wait(_PAUSE_S)
-                continue
+                extents = self._log.extents(topics.POSITIONS)
             except Exception as fault:
-                self._fault = fault
-                return
-            if not found:
-                self.at_end = self._ready.empty()
-                self._stop.wait(_IDLE_S)
-
-    def _round(self) -> bool:
-        """Read what is new of each partition, and hand it over at once: none waits for another's; whether there was."""
-        found = False
-        for partition, extent in sorted(self._log.extents(topics.POSITIONS).items()):
-            offset = self._offsets.setdefault(partition, extent.begin)
-            if extent.end == offset:
+                log.warning("partitions of [positions] are not seen", error=f"{type(fault).__name__}: {fault}")
                 continue
-            try:
-                records = self._log.read(topics.POSITIONS, partition, offset, max_records=self._size)
-            except OffsetOutOfRange as gone:
-                self._lost(gone)
-                self._offsets[partition] = gone.begin
-                found = True
-                continue
-            if records:
-                found = True
-                self.at_end = False
-                self._put(Batch(records, time.perf_counter_ns()))
-                self._offsets[partition] = records[-1].offset + 1
-        return found
-
-    def _put(self, batch: Batch) -> None:
-        while not self._stop.is_set():
-            try:
-                self._ready.put(batch, timeout=0.1)
-            except queue.Full:
-                continue
-            return
+            self._away = False
+            new = {partition: extent.begin for partition, extent in extents.items() if partition not in self._known}
+            if new:
+                log.info("[positions] has more partitions", partitions=sorted(new))
+                self._known |= new.keys()
+                self._fresh |= new

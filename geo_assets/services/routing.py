@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 import structlog
 
 from geo_assets.events import topics
@@ -54,6 +55,7 @@ log = structlog.get_logger()
 READ_TO_ACK = "read_to_acknowledgement"
 """The stage that holds all others: from a position read to its trigger acknowledged."""
 
+_IDLE_S = 0.01
 _TICK_EVERY_S = 1.0
 _AGAIN_S = 0.5
 _BARRIER_AGAIN_S = 0.25
@@ -189,7 +191,7 @@ class _Run:
         self.router.on_acknowledged(self._acknowledged)
         if told is not None:
             self.router.route(told)
-        self.reader = PositionReader(stack.log, self.tracker.offsets, size=options.batch, lost=self._lost)
+        self.reader = PositionReader(stack.log, self.tracker.offsets, lost=self._lost)
         self.keeper = ThreadPoolExecutor(1, thread_name_prefix="snapshots")
         self.writing: Future[float] | None = None
         self.ending = threading.Event()
@@ -277,8 +279,11 @@ class _Run:
             if o.run_s is not None and now - self.began >= o.run_s:
                 return "time"
             batch = None
-            if self.router.ready():
-                batch, waiting = waiting or self.reader.take(), None
+            ready = self.router.ready()
+            # Where no acknowledgement is to come, positions are what to wait for.
+            quiet = ready and not self.router.held
+            if ready:
+                batch, waiting = waiting or self.reader.take(o.batch, _IDLE_S if quiet else 0.0), None
             if batch is not None:
                 try:
                     if self._judge(batch):
@@ -290,7 +295,7 @@ class _Run:
                     log.warning("routing waits", error=str(fault))
                     self._work(_AGAIN_S)
                     continue
-            self.router.step(0.0 if batch is not None else 0.005)
+            self.router.step(0.0 if quiet or batch is not None else 0.005)
             if now >= try_at and (self._changes() or (dirty and now >= snapshot_at)):
                 cost = self._snapshot()
                 if cost is None:
@@ -298,7 +303,7 @@ class _Run:
                 else:
                     dirty = False
                     snapshot_at = time.monotonic() + max(o.snapshot_s, 10 * cost)
-            if batch is None and waiting is None and self.reader.at_end:
+            if ready and batch is None and waiting is None and self.reader.at_end:
                 self._tick(now)
                 busy = self.router.in_flight or self._changes()
                 # What a tick brings is read again first.
@@ -321,19 +326,17 @@ class _Run:
     def _judge(self, batch: Batch) -> bool:
         """Judge a batch and hand over what follows; whether a device was heard."""
         records = batch.records
-        positions, poison = read_positions(
-            [r.value for r in records],
-            [r.partition for r in records],
-            [r.offset for r in records],
-            [r.timestamp_ms for r in records],
-        )
+        positions, poison = read_positions(records.values, records.partitions, records.offsets, records.timestamps_ms)
         if poison:
-            write_dead_letters(self.stack, [_letter(records[row]) for row in poison])
+            write_dead_letters(self.stack, [_letter(records.record(row)) for row in poison])
             self.result.dlq += len(poison)
         told = self.tracker.feed(positions)
         self.result.positions += len(records)
-        for record in records:
-            self.heard[record.partition] = max(record.timestamp_ms, self.heard.get(record.partition, 0))
+        # Partition after partition: where each begins, and the highest stamp from there on.
+        starts = np.flatnonzero(np.diff(positions.partition, prepend=-1))
+        highest = np.maximum.reduceat(positions.received_ms, starts)
+        for partition, heard in zip(positions.partition[starts].tolist(), highest.tolist(), strict=True):
+            self.heard[partition] = max(heard, self.heard.get(partition, 0))
         if len(told):
             emitted = time.perf_counter_ns()
             self.read_at[emitted] = batch.read_ns

@@ -37,6 +37,7 @@ from resources.event_log.protocol import (
     Consumer,
     EventLog,
     Extent,
+    Follower,
     InvalidRecord,
     LogError,
     NewRecord,
@@ -80,6 +81,15 @@ def drain(consumer: Consumer, count: int, *, seconds: float = 20.0) -> list[Reco
     deadline = time.monotonic() + seconds
     while len(found) < count and time.monotonic() < deadline:
         found += consumer.poll(timeout_s=0.2)
+    return found
+
+
+def followed(follower: Follower, count: int, *, seconds: float = 20.0) -> list[Record]:
+    found: list[Record] = []
+    deadline = time.monotonic() + seconds
+    while len(found) < count and time.monotonic() < deadline:
+        some = follower.take(count - len(found), 0.2)
+        found += [some.record(place) for place in range(len(some))]
     return found
 
 
@@ -386,6 +396,114 @@ class EventLogContract:
     def test_extents_name_every_partition(self, log: EventLog, topic: str) -> None:
         log.append([NewRecord(topic, None, b"", partition=2) for _ in range(3)])
         assert log.extents(topic) == {0: Extent(0, 0), 1: Extent(0, 0), 2: Extent(0, 3), 3: Extent(0, 0)}
+
+    # Following
+
+    def test_a_follower_gives_everything_from_its_offsets_on_and_what_comes_later(
+        self, log: EventLog, topic: str
+    ) -> None:
+        log.append(
+            [NewRecord(topic, f"k{n}", str(n).encode(), {"n": str(n)}, 1_700_000_000_000 + n) for n in range(99)]
+        )
+        extents = log.extents(topic)
+        begin = {partition: extent.end // 2 for partition, extent in extents.items()}
+        follower = log.follow(topic, begin)
+        assert isinstance(follower, Follower)
+        assert follower.next_offsets == begin
+        assert not follower.at_end
+        wanted = [r for r in read_all(log, topic) if r.offset >= begin[r.partition]]
+        assert sorted(followed(follower, len(wanted))) == sorted(wanted)
+        until(lambda: not follower.take(10, 0.05) and follower.at_end)
+        ends = {partition: extent.end for partition, extent in extents.items()}
+        assert follower.next_offsets == follower.ends == ends
+        log.append([NewRecord(topic, "k1", b"later")])
+        (later,) = followed(follower, 1)
+        assert later.value == b"later"
+        until(lambda: not follower.take(10, 0.05) and follower.at_end)
+        assert sum(follower.ends.values()) == 100
+        follower.close()
+        follower.close()
+        with pytest.raises(LogError):
+            follower.take(1)
+
+    def test_a_slice_holds_partition_after_partition_and_no_more_than_was_asked_for(
+        self, log: EventLog, topic: str
+    ) -> None:
+        log.append([NewRecord(topic, None, str(n).encode(), partition=n % 4) for n in range(400)])
+        follower = log.follow(topic, dict.fromkeys(range(4), 0))
+        ahead = dict.fromkeys(range(4), 0)
+        deadline = time.monotonic() + 20
+        while sum(ahead.values()) < 400 and time.monotonic() < deadline:
+            some = follower.take(70, 0.5)
+            assert len(some) <= 70
+            assert list(some.partitions) == sorted(some.partitions)
+            for place in range(len(some)):
+                partition, offset = some.partitions[place], some.offsets[place]
+                assert offset == ahead[partition]
+                assert some.values[place] == str(4 * offset + partition).encode()
+                ahead[partition] += 1
+        assert ahead == dict.fromkeys(range(4), 100)
+        follower.close()
+
+    def test_a_follower_does_not_wait_where_nothing_is_and_no_longer_than_it_may(
+        self, log: EventLog, topic: str
+    ) -> None:
+        follower = log.follow(topic, {0: 0})
+        began = time.monotonic()
+        assert [len(follower.take(10)) for _ in range(20)] == [0] * 20
+        assert time.monotonic() - began < 1
+        began = time.monotonic()
+        timer = threading.Timer(0.3, lambda: log.append([NewRecord(topic, None, b"", partition=0)]))
+        timer.start()
+        until(lambda: follower.take(10, 5.0))
+        assert time.monotonic() - began < 4
+        follower.close()
+
+    def test_a_follower_reads_the_partitions_it_was_given_and_one_more_from_where_it_is_told(
+        self, log: EventLog, topic: str
+    ) -> None:
+        log.append([NewRecord(topic, None, str(n).encode(), partition=n % 2) for n in range(20)])
+        follower = log.follow(topic, {0: 8})
+        assert [r.offset for r in followed(follower, 2)] == [8, 9]
+        follower.seek(1, 7)
+        assert [(r.partition, r.offset) for r in followed(follower, 3)] == [(1, 7), (1, 8), (1, 9)]
+        follower.seek(0, 5)
+        assert [(r.partition, r.offset) for r in followed(follower, 5)] == [(0, n) for n in range(5, 10)]
+        with pytest.raises(UnknownPartition):
+            follower.seek(4, 0)
+        with pytest.raises(UnknownPartition):
+            log.follow(topic, {4: 0})
+        with pytest.raises(UnknownTopic):
+            log.follow("nobody", {0: 0})
+        follower.close()
+
+    def test_rule_1_a_follower_whose_next_record_retention_took_says_so_until_it_is_told_where_to_go_on(
+        self, harness: LogHarness, log: EventLog, topic: str
+    ) -> None:
+        log.append([NewRecord(topic, None, b"", partition=p) for p in (0, 0, 0, 0, 0, 1)])
+        harness.expire(log, topic)
+        log.append([NewRecord(topic, None, b"new", partition=0)])
+        follower = log.follow(topic, {0: 2, 1: 1})
+        for _ in range(2):
+            with pytest.raises(OffsetOutOfRange) as raised:
+                until(lambda: follower.take(10, 0.5), why="nothing was said")
+            gone = raised.value
+            assert (gone.partition, gone.offset, gone.begin, gone.end) == (0, 2, 5, 6)
+        follower.seek(0, gone.begin)
+        assert [r.value for r in followed(follower, 1)] == [b"new"]
+        follower.seek(0, 50)
+        with pytest.raises(OffsetOutOfRange) as raised:
+            until(lambda: follower.take(10, 0.5), why="nothing was said")
+        assert (raised.value.offset, raised.value.end) == (50, 6)
+        follower.close()
+
+    def test_what_is_not_taken_waits(self, log: EventLog, topic: str) -> None:
+        follower = log.follow(topic, dict.fromkeys(range(4), 0))
+        for start in range(0, 3_000, 1_000):
+            log.append([NewRecord(topic, None, b"x" * 1_000, partition=n % 4) for n in range(start, start + 1_000)])
+        time.sleep(0.3)
+        assert len(followed(follower, 3_000)) == 3_000
+        follower.close()
 
     # Groups
 

@@ -1,8 +1,8 @@
 """The event log on Kafka: one client of a cluster, safe for many threads, that comes back by itself after an outage.
 
 Who asks the cluster what is in kafka_cluster.py, appending in kafka_producer.py and, without waiting, in
-kafka_publisher.py, slices in kafka_reader.py, groups in kafka_consumer.py. How it differs from the embedded log,
-resources/event_log/protocol.py says.
+kafka_publisher.py, slices in kafka_reader.py and, for long, in kafka_follower.py, groups in kafka_consumer.py. How it
+differs from the embedded log, resources/event_log/protocol.py says.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from resources.event_log.kafka_cluster import KafkaCluster
 from resources.event_log.kafka_consumer import KafkaConsumer
+from resources.event_log.kafka_follower import KafkaFollower
 from resources.event_log.kafka_groups import KafkaGroups
 from resources.event_log.kafka_options import KafkaOptions
 from resources.event_log.kafka_producer import KafkaAppender
@@ -83,6 +84,10 @@ class KafkaEventLog:
         """Records from `offset` on, bounded by both limits; never waits for new ones (see `EventLog.read`)."""
         self._open()
         return self._readers.read(topic, partition, offset, max_records, max_bytes)
+
+    def follow(self, topic: str, offsets: Mapping[int, int]) -> KafkaFollower:
+        """A follower of its own for one thread (see `EventLog.follow`). Raises UnknownTopic, UnknownPartition."""
+        return KafkaFollower(self._open(), topic, offsets)
 
     def extents(self, topic: str) -> dict[int, Extent]:
         """Begin and end of every partition. Raises UnknownTopic."""

@@ -136,6 +136,73 @@ class Consumer(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Records of a topic as columns, partition after partition, those of each in their order.
+
+    Columns, as whoever reads tens of thousands a second pays for every object.
+
+    Args:
+        partitions: Partition of each, ascending.
+        offsets: Offset of each.
+        values: Value of each.
+        timestamps_ms: Stamp of each, milliseconds since the epoch, UTC.
+        record: All of one, by its place.
+    """
+
+    partitions: Sequence[int]
+    offsets: Sequence[int]
+    values: Sequence[bytes | None]
+    timestamps_ms: Sequence[int]
+    record: Callable[[int], Record]
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+
+@runtime_checkable
+class Follower(Protocol):
+    """Reads partitions of one topic from given offsets on, without a group, for as long as it is open.
+
+    What comes is fetched ahead (by a broker's client, as much as its bounded queue holds), so that taking it waits for
+    nobody. Whoever has enough for now takes no more: the queue fills and fetching stops. For one thread.
+    """
+
+    def take(self, max_records: int, timeout_s: float = 0.0) -> Slice:
+        """The next records of all partitions, as many as are there; waits at most `timeout_s` for a first one.
+
+        Raises:
+            OffsetOutOfRange: Of one partition, the next offset is not there any more, or not yet. It is raised again
+                until `seek` says where to go on; the other partitions may be read no further before. What came before
+                it was given.
+            LogUnavailable: Not now. Nothing was lost; it goes on by itself.
+        """
+        ...
+
+    def seek(self, partition: int, offset: int) -> None:
+        """Go on from an offset: of a partition that is followed, or of one more. Raises UnknownPartition."""
+        ...
+
+    @property
+    def next_offsets(self) -> Mapping[int, int]:
+        """Partition -> offset of the next record that `take` gives."""
+        ...
+
+    @property
+    def ends(self) -> Mapping[int, int]:
+        """Partition -> its end as of the last look of the one who fetches; one that was not seen yet is left out."""
+        ...
+
+    @property
+    def at_end(self) -> bool:
+        """Whether everything was taken up to the ends of all partitions, as of the last look."""
+        ...
+
+    def close(self) -> None:
+        """End."""
+        ...
+
+
 Done = Callable[[Mapping[int, LogError], Sequence[int]], None]
 """What became of the records of one `Publisher.send`, called once: those that failed, by their place, and when each of
 the others was acknowledged (`time.perf_counter_ns`), in no order."""
@@ -238,6 +305,19 @@ class EventLog(Protocol):
             UnknownTopic: The topic was never declared.
             UnknownPartition: It has no such partition.
             OffsetOutOfRange: Retention took the offset, or it lies beyond the end.
+        """
+        ...
+
+    def follow(self, topic: str, offsets: Mapping[int, int]) -> Follower:
+        """A follower of its own for one thread.
+
+        Args:
+            topic: Which.
+            offsets: Partition -> offset to begin with. Those that are not named are not read.
+
+        Raises:
+            UnknownTopic: The topic was never declared.
+            UnknownPartition: It has no such partition.
         """
         ...
 

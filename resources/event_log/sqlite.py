@@ -36,6 +36,7 @@ from resources.event_log.protocol import (
     UnknownTopic,
 )
 from resources.event_log.sqlite_consumer import SqliteConsumer
+from resources.event_log.sqlite_follower import SqliteFollower
 from resources.event_log.sqlite_publisher import SqlitePublisher
 from resources.sqlite import SqliteFile
 
@@ -455,6 +456,19 @@ class SqliteEventLog:
         if offset < extent.begin or offset > extent.end:
             raise OffsetOutOfRange(name, partition, offset, extent.begin, extent.end)
         return []
+
+    def follow(self, topic: str, offsets: Mapping[int, int]) -> SqliteFollower:
+        """A follower of its own for one thread (see `EventLog.follow`). Raises UnknownTopic, UnknownPartition."""
+        return SqliteFollower(self, topic, offsets)
+
+    def standing(self, connection: sqlite3.Connection, topic: str) -> tuple[Topic, dict[int, Extent]]:
+        """A topic and its extents as a connection sees them. Raises UnknownTopic."""
+        found = self._topic_in(connection, topic)
+        return found, _extents(connection, found)
+
+    def check(self, topic: str, partition: int) -> None:
+        """Raise UnknownTopic or UnknownPartition where there is no such partition."""
+        self._file.attempt(lambda c: self._topic_in(c, topic)).partition_id(partition)
 
     def extents(self, topic: str) -> dict[int, Extent]:
         """Begin and end of every partition, all as of one moment. Raises UnknownTopic."""
