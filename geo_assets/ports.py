@@ -19,7 +19,13 @@ if TYPE_CHECKING:
     from resources.tile_store.protocol import TileStore
 
 TILES_FOLDER = "tiles/"
-"""Where the tile store keeps tiles: the one folder that a run may write."""
+"""Where the tile store keeps tiles: the one folder that a run may write, unless it publishes a tileset."""
+
+TILESETS_FOLDER = "tilesets/"
+"""Where the tile store keeps published tilesets: `<name>/<version>/…`, each under a name that is never used again."""
+
+SHADOW_FOLDER = "shadow/"
+"""Where the tile store keeps what was built to be compared: no ledger names it, nobody is told, nothing serves it."""
 
 MAX_RECORD_BYTES = 1_000_000
 """A record's limit: Kafka's default is 1 MB, and both stacks behave alike. Larger bodies go by pointer."""
@@ -108,12 +114,13 @@ def open_ledger(settings: Settings) -> Ledger:
     return SqliteLedger(settings.home / "ledger.db")
 
 
-def open_tile_store(settings: Settings, *, scoped: bool = False) -> TileStore:
+def open_tile_store(settings: Settings, *, scoped: bool = False, write_prefix: str = TILES_FOLDER) -> TileStore:
     """The tile store: objects below `tiles/`, bodies too large for the log below `inbox/`.
 
     Args:
         settings: An object store where its URL is set, else a folder.
-        scoped: With credentials that write below `tiles/` alone, where a role to assume is set: for runs.
+        scoped: With credentials that write below one folder alone, where a role to assume is set: for runs.
+        write_prefix: That folder.
     """
     if settings.tile_store_url is not None:
         from resources.tile_store.objects import ObjectTileStore
@@ -125,7 +132,7 @@ def open_tile_store(settings: Settings, *, scoped: bool = False) -> TileStore:
             profile=settings.s3_profile,
             role=settings.tile_store_role if scoped else None,
             sts_endpoint=settings.sts_endpoint or settings.s3_endpoint,
-            write_prefix=TILES_FOLDER,
+            write_prefix=write_prefix,
         )
     from resources.tile_store.folder import FolderTileStore
 

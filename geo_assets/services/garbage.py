@@ -1,7 +1,8 @@
 """Collect objects that nothing names: superseded revisions of tiles, and bodies in the inbox past their retention.
 
-An object goes only after a grace, only if its revision is at or below the ledger's, and only if it is not the current
-one. A name of another form and a tile that the ledger does not know are left alone: not to know is no reason to delete.
+An object goes only after a grace, only if its revision is at or below the ledger's, only if it is not the current
+one, and only if no reader has pinned it (`pins`). A name of another form and a tile that the ledger does not know are
+left alone: not to know is no reason to delete.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from geo_assets.ports import tile_object
+from geo_assets.services.pins import pinned_since
 from geo_assets.tiles.tile import Tile, TileError
 
 if TYPE_CHECKING:
@@ -34,13 +36,17 @@ def collect_objects(stack: Stack, *, now_ms: int) -> int:
     while page := list(islice(objects, PAGE)):
         old = [(o, *parsed) for o in page if o.modified_ms + grace_ms <= now_ms and (parsed := _parse(o)) is not None]
         states = stack.ledger.read(sorted({key for _, key, _ in old}))
+        # After the states, never before: see `pins`.
+        pinned = pinned_since(stack.ledger)
         doomed: list[str] = []
         for stored, key, revision in old:
             state = states[key]
             current = tile_object(state.object_name) if state.object_name else None
             # After an integrity fault the ledger names no object although one may still be served: it stays.
             cleared = state.content_hash is None and not state.empty and revision == state.revision
-            if revision <= state.revision and stored.name != current and not cleared:
+            # What was superseded before the oldest pin is in nobody's snapshot; a tile committed since may be.
+            held = pinned is not None and state.built_at_ms >= pinned
+            if revision <= state.revision and stored.name != current and not cleared and not held:
                 doomed.append(stored.name)
         if doomed:
             deleted += stack.tiles.delete(doomed)

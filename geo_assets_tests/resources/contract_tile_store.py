@@ -70,6 +70,46 @@ class TileStoreContract:
         assert store.get("tiles/14/9326/4742/1-abc.mvt.gz") == data
         assert store.exists("tiles/14/9326/4742/1-abc.mvt.gz")
 
+    @pytest.mark.parametrize("size", [0, 3, 20_000_003], ids=["empty", "small", "20 MB"])
+    def test_what_came_in_pieces_comes_back_byte_for_byte(self, store: TileStore, size: int) -> None:
+        data = bytes(range(251)) * (size // 251 + 1)
+        data = data[:size]
+        pieces = [data[start : start + 999_983] for start in range(0, size, 999_983)]
+        store.put_stream("tilesets/city/1-abc/tiles.pmtiles", [b"", *pieces, b""], metadata={"tiles": "3"})
+        assert store.get("tilesets/city/1-abc/tiles.pmtiles") == data
+        assert [(o.name, o.size) for o in store.list()] == [("tilesets/city/1-abc/tiles.pmtiles", size)]
+
+    def test_pieces_that_break_off_leave_no_object_and_their_own_error(self, store: TileStore) -> None:
+        class Broke(Exception):
+            pass
+
+        def pieces(count: int) -> Iterator[bytes]:
+            for _ in range(count):
+                yield b"x" * 1_000_000
+            raise Broke
+
+        store.put("kept/old", b"old")
+        for count, name in ((0, "a/none"), (1, "kept/old"), (18, "a/many")):
+            with pytest.raises(Broke):
+                store.put_stream(name, pieces(count))
+        assert [o.name for o in store.list()] == ["kept/old"]
+        assert store.get("kept/old") == b"old"
+
+    def test_a_range_ends_where_the_object_ends(self, store: TileStore) -> None:
+        data = bytes(range(256))
+        store.put("a/b", data)
+        assert store.get_range("a/b", 0, 1) == b"\0"
+        assert store.get_range("a/b", 10, 20) == data[10:30]
+        assert store.get_range("a/b", 250, 1_000) == data[250:]
+        assert store.get_range("a/b", 256, 1) == b""
+        assert store.get_range("a/b", 9_999, 5) == b""
+        assert store.get_range("a/c", 0, 5) is None
+        for start, length in ((-1, 5), (0, 0), (0, -1)):
+            with pytest.raises(ValueError, match="range"):
+                store.get_range("a/b", start, length)
+        with pytest.raises(InvalidName):
+            store.get_range("../b", 0, 5)
+
     def test_what_was_never_put_is_none_and_no_error(self, store: TileStore) -> None:
         store.put("a/b", b"x")
         for name in ("nothing", "a", "a/c", "a/b/c", "z/y/x"):

@@ -8,10 +8,10 @@ import os
 import stat
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from resources.tile_store.names import INCOMING, check_name, check_prefix
+from resources.tile_store.names import INCOMING, check_name, check_prefix, check_range
 from resources.tile_store.protocol import StoredObject, TileStoreError, TileStoreUnavailable
 
 LEFTOVER_AFTER_S = 3_600.0
@@ -46,11 +46,15 @@ class FolderTileStore:
 
     def put(self, name: str, data: bytes, *, metadata: Mapping[str, str] | None = None) -> None:
         """Write atomically and durably (see `TileStore.put`). A folder has no place for metadata."""
+        self.put_stream(name, [data])
+
+    def put_stream(self, name: str, pieces: Iterable[bytes], *, metadata: Mapping[str, str] | None = None) -> None:
+        """Write atomically and durably, a piece at a time (see `TileStore.put_stream`)."""
         target = self._path(name)
         self._sweep_when_due()
         written = self._incoming / uuid.uuid4().hex
         try:
-            self._write(written, data)
+            self._write(written, pieces)
             self._name(written, target)
             folder = target.parent
             while True:
@@ -73,6 +77,19 @@ class FolderTileStore:
         path = self._path(name)
         try:
             return path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+        except OSError as error:
+            raise self._unavailable("read", path, error) from error
+
+    def get_range(self, name: str, start: int, length: int) -> bytes | None:
+        """Some of the bytes (see `TileStore.get_range`), or None when there is no such object."""
+        check_range(start, length)
+        path = self._path(name)
+        try:
+            with open(path, "rb") as file:
+                file.seek(start)
+                return file.read(length)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
         except OSError as error:
@@ -142,12 +159,13 @@ class FolderTileStore:
         check_name(name)
         return self.root / name
 
-    def _write(self, path: Path, data: bytes) -> None:
+    def _write(self, path: Path, pieces: Iterable[bytes]) -> None:
         self._incoming.mkdir(exist_ok=True)
         with open(path, "xb", buffering=0) as file:
-            view = memoryview(data)
-            while view:
-                view = view[file.write(view) :]
+            for piece in pieces:
+                view = memoryview(piece)
+                while view:
+                    view = view[file.write(view) :]
             os.fsync(file.fileno())
 
     def _name(self, written: Path, target: Path) -> None:

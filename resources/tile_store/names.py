@@ -32,6 +32,16 @@ def check_prefix(prefix: str) -> None:
         _check(prefix.removesuffix("/"), "prefix")
 
 
+def check_range(start: int, length: int) -> None:
+    """Refuse a range that no object can have.
+
+    Raises:
+        ValueError: It begins before the object, or has no byte.
+    """
+    if start < 0 or length < 1:
+        raise ValueError(f"range of {length} bytes from {start}: it begins before the object or has no byte")
+
+
 def _check(name: str, kind: str) -> None:
     problem = None
     if not name:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
@@ -20,7 +20,7 @@ from obstore.store import GCSStore, S3Store
 
 from resources.tile_store.credentials import AwsCredentials, Credential, NoCredentials
 from resources.tile_store.listing import LAST, in_name_order
-from resources.tile_store.names import MAX_NAME_BYTES, check_name, check_prefix
+from resources.tile_store.names import MAX_NAME_BYTES, check_name, check_prefix, check_range
 from resources.tile_store.protocol import InvalidName, StoredObject, TileStoreError, TileStoreUnavailable
 from resources.tile_store.scoped import ScopedCredentials
 
@@ -45,8 +45,8 @@ LISTED_FROM = 50
 
 IMMUTABLE = "public, max-age=31536000, immutable"
 PRIVATE = "private, no-store"
-PRIVATE_FOLDERS = ("inbox/",)
-"""What senders posted is nobody else's, were the bucket ever served."""
+PRIVATE_FOLDERS = ("inbox/", "shadow/")
+"""What senders posted is nobody else's, were the bucket ever served; and what is built to be compared is no map."""
 
 _TYPES = {
     ".mvt": "application/vnd.mapbox-vector-tile",
@@ -55,6 +55,7 @@ _TYPES = {
     ".geojson": "application/geo+json",
     ".pmtiles": "application/vnd.pmtiles",
 }
+_GZIP = b"\x1f\x8b"
 _METADATA = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _CODE = re.compile(r"<Code>([A-Za-z0-9]+)</Code>|\(code: ([A-Za-z0-9]+)\)")
 _STATUS = re.compile(r"status code: (\d{3})")
@@ -158,7 +159,7 @@ class ObjectTileStore:
         Metadata is kept in the object's own (`x-amz-meta-…`): names of a-z, 0-9 and `-`, printable ASCII values.
         """
         self._check(name)
-        attributes = {**_attributes(name), **_checked(metadata or {})}
+        attributes = {**_attributes(name, data), **_checked(metadata or {})}
         large = len(data) > 2 * PART_BYTES
         try:
             obstore.put(
@@ -173,10 +174,58 @@ class ObjectTileStore:
         except (BaseError, FileNotFoundError, OSError, ValueError) as error:
             raise self._fault(f"put {name!r}", error, name) from None
 
+    def put_stream(self, name: str, pieces: Iterable[bytes], *, metadata: Mapping[str, str] | None = None) -> None:
+        """Write atomically and durably, in parts as the pieces come: memory holds a few of them."""
+        self._check(name)
+        attributes = {**_attributes(name), **_checked(metadata or {})}
+        broke: list[BaseException] = []
+
+        def watched() -> Iterator[bytes]:
+            try:
+                for piece in pieces:
+                    if piece:  # An empty one would end the stream.
+                        yield piece
+            except BaseException as error:
+                broke.append(error)
+                raise
+
+        try:
+            obstore.put(
+                self._writer,
+                name,
+                watched(),
+                attributes=attributes,
+                use_multipart=True,
+                chunk_size=PART_BYTES,
+                max_concurrency=PARTS_AT_ONCE,
+            )
+        except Exception as error:
+            if broke:
+                raise broke[0] from None  # The caller's own; no part becomes an object.
+            if not isinstance(error, BaseError | OSError | ValueError):
+                raise
+            raise self._fault(f"put {name!r}", error, name) from None
+
     def get(self, name: str) -> bytes | None:
         """The bytes as they are stored, or None when there is no such object."""
         self._check(name)
         return self._found(name, "get", lambda: obstore.get(self._reader, name).bytes().to_bytes())
+
+    def get_range(self, name: str, start: int, length: int) -> bytes | None:
+        """Some of the bytes as they are stored, or None when there is no such object."""
+        self._check(name)
+        check_range(start, length)
+
+        def read() -> bytes:
+            try:
+                return obstore.get_range(self._reader, name, start=start, length=length).to_bytes()
+            except (BaseError, OSError, ValueError) as error:
+                # S3 answers 416 for what begins at the end or behind it.
+                if "416" in str(error) or "InvalidRange" in str(error) or "out of range" in str(error):
+                    return b""
+                raise
+
+        return self._found(name, "get", read)
 
     def exists(self, name: str) -> bool:
         """Whether there is such an object."""
@@ -464,9 +513,11 @@ def _parts(url: str) -> tuple[str, str, str]:
     return split.scheme, bucket, prefix
 
 
-def _attributes(name: str) -> dict[str, str]:
-    """Content-Type, Content-Encoding and Cache-Control of an object, by its name."""
+def _attributes(name: str, data: bytes = b"") -> dict[str, str]:
+    """Content-Type, Content-Encoding and Cache-Control of an object, by its name; of a tile also by its bytes."""
     stem, gzipped = (name[:-3], True) if name.endswith(".gz") else (name, False)
+    # In a folder of tiles that others serve as it is, names end as maps ask for them.
+    gzipped = gzipped or (name.endswith(".mvt") and data.startswith(_GZIP))
     kind = next((kind for end, kind in _TYPES.items() if stem.endswith(end)), "application/octet-stream")
     private = name.startswith(PRIVATE_FOLDERS)
     return {

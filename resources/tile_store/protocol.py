@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 
@@ -34,8 +34,16 @@ class TileStore(Protocol):
         """Write atomically and durably; same name again replaces. Metadata is kept where the store has room for it."""
         ...
 
+    def put_stream(self, name: str, pieces: Iterable[bytes], *, metadata: Mapping[str, str] | None = None) -> None:
+        """The same of what does not fit into memory: pieces in order. An error while they come leaves no object."""
+        ...
+
     def get(self, name: str) -> bytes | None:
         """The bytes, or None when there is no such object."""
+        ...
+
+    def get_range(self, name: str, start: int, length: int) -> bytes | None:
+        """Bytes from `start` on, fewer than `length` at the end of the object; None when there is no such object."""
         ...
 
     def exists(self, name: str) -> bool:
