@@ -92,7 +92,7 @@ class KafkaFollower:
 
     def _sliced(self, messages: list[Message]) -> Slice:
         # Stable, so each partition's stay in their order; many fetches bring those of one alone.
-        messages.sort(key=Message.partition)
+        messages.sort(key=Message.partition)  # pyright: ignore[reportArgumentType, reportCallIssue]
         found = _slice(messages, self._topic)
         firsts = dict(zip(reversed(found.partitions), reversed(found.offsets), strict=True))
         ahead = self._next
