@@ -326,14 +326,19 @@ class Keeper:
         if self.running is None or not self.running.alive:
             if self.running is not None and self.running.process.returncode >= 0:
                 self.ended.append(self.running.process.returncode)
-            self.running = Route(self.environment, self.log)
-            self.started += 1
+            self.running = self.another()
         return self.running
 
-    def kill(self) -> None:
-        running = self.keep()
-        running.kill()
+    def another(self) -> Route:
+        """One more process, which stands by."""
+        self.started += 1
+        return Route(self.environment, self.log)
+
+    def kill(self, following: Route | None = None) -> None:
+        """Kill the running one; another takes its place."""
+        self.keep().kill()
         self.kills += 1
+        self.running = following
         self.keep()
 
     def finish(self) -> None:
