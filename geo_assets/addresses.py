@@ -40,6 +40,8 @@ class Kind:
     """Whether a file of this machine may stand for the host."""
     several: bool = False
     """Comma-separated addresses."""
+    secret_path: bool = False
+    """Whether path and query let in whoever knows them: then neither is shown."""
 
 
 POSTGRES = Kind(
@@ -63,6 +65,15 @@ BUCKET = Kind("s3://bucket/prefix or gs://bucket/prefix", ("s3", "gs"), _PREFIX,
 ENDPOINT = Kind("http://host:port or https://host", ("http", "https"), _PREFIX)
 PUBLIC = Kind("https://host or http://host:port", ("http", "https"), re.compile(r"(?:/[^@]*)?"))
 CACHES = Kind("http://cache:6081, comma separated", ("http", "https"), user=True, several=True)
+WEBHOOKS = Kind(
+    "https://user:password@host/path?query, comma separated",
+    ("http", "https"),
+    re.compile(r"(?:/[^@\\]*)?"),
+    user=True,
+    query=True,
+    several=True,
+    secret_path=True,
+)
 BROKERS = Kind("host:port, comma separated", (), re.compile(""), several=True)
 
 KINDS: Mapping[str, Kind] = {
@@ -76,6 +87,7 @@ KINDS: Mapping[str, Kind] = {
     "s3_endpoint": ENDPOINT,
     "sts_endpoint": ENDPOINT,
     "purge_urls": CACHES,
+    "alert_webhook_urls": WEBHOOKS,
     "public_tiles_url": PUBLIC,
     "public_dagster_url": PUBLIC,
     "public_edge_url": PUBLIC,
@@ -126,6 +138,8 @@ def _place(kind: Kind, text: str) -> str:
         _refuse(kind, "has a path that it cannot have")
     for each in hosts.split(",") if kind.several_hosts else [hosts]:
         _check_host(kind, each)
+    if kind.secret_path:
+        return hosts
     return f"{scheme}://{hosts}{path}" if kind is BUCKET else f"{hosts}{path.rstrip('/')}"
 
 

@@ -5,12 +5,14 @@ The feature store is opened in `stack.py`: it needs numpy, which the edge and th
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from geo_assets.events import topics
 
 if TYPE_CHECKING:
     from geo_assets.settings import Settings
+    from resources.alerts.protocol import Alerts
     from resources.event_log.kafka_options import KafkaOptions
     from resources.event_log.protocol import EventLog, TopicSpec
     from resources.guard.protocol import Guard
@@ -146,6 +148,24 @@ def open_purge(settings: Settings) -> Purge | None:
     from resources.purge.http import HttpPurge
 
     return HttpPurge([url.strip() for url in settings.purge_urls.split(",") if url.strip()])
+
+
+def open_alerts(settings: Settings) -> Alerts:
+    """Who is told of what fails: webhooks where they are named, else the log."""
+    if settings.alert_webhook_urls is None:
+        from resources.alerts.log import LogAlerts
+
+        return LogAlerts()
+    from geo_assets.events.signature import sign
+    from resources.alerts.http import HttpAlerts
+
+    secret = settings.alert_webhook_secret
+    urls = settings.alert_webhook_urls.get_secret_value().split(",")
+    return HttpAlerts(
+        [url.strip() for url in urls if url.strip()],
+        format=settings.alert_format,
+        sign=None if secret is None else partial(sign, secret.get_secret_value()),
+    )
 
 
 def tile_object(object_name: str) -> str:

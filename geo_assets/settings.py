@@ -14,6 +14,7 @@ from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from geo_assets import addresses
+from geo_assets.events import signature
 
 
 class Settings(BaseSettings):
@@ -169,6 +170,17 @@ class Settings(BaseSettings):
     # A cache may have fetched the old bytes between the commit and the purge; nothing takes longer than its fetch.
     purge_again_s: float = Field(default=10.0, ge=0)
 
+    # Who is told when a check fails; without an address each alert is a line of the log.
+    alert_webhook_urls: SecretStr | None = Field(
+        default=None, description="Webhooks that take alerts, comma separated: https://hooks.slack.com/services/…"
+    )
+    alert_format: Literal["auto", "slack", "alertmanager", "json"] = Field(
+        default="auto", description="Shape of their bodies; `auto` goes by the address."
+    )
+    alert_webhook_secret: SecretStr | None = Field(
+        default=None, description="Signs each body as Standard Webhooks do: whsec_ and base64, or 16 characters."
+    )
+
     sources_file: Path | None = Field(
         default=None, description="YAML with the sources; default `sources.yaml` in the home folder."
     )
@@ -209,6 +221,15 @@ class Settings(BaseSettings):
                 faults.append(f"GEO_ASSETS_{name.upper()} {fault}")
         if faults:
             raise ValueError(". ".join(faults))
+        return self
+
+    @model_validator(mode="after")
+    def _alerts_can_be_signed(self) -> Settings:
+        if self.alert_webhook_secret is not None:
+            try:
+                signature.secret_key(self.alert_webhook_secret.get_secret_value())
+            except signature.SecretError as fault:
+                raise ValueError(f"GEO_ASSETS_ALERT_WEBHOOK_SECRET: {fault}") from None
         return self
 
     @model_validator(mode="after")

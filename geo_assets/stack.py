@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from geo_assets.events.sources import Sources
     from geo_assets.settings import Settings
     from geo_assets.tiles.layers import LayerSet
+    from resources.alerts.protocol import Alerts
     from resources.event_log.protocol import EventLog
     from resources.feature_store.protocol import FeatureStore
     from resources.guard.protocol import Guard
@@ -67,6 +68,11 @@ class Stack:
         return ports.open_purge(self.settings)
 
     @cached_property
+    def alerts(self) -> Alerts:
+        """Who is told of what fails."""
+        return ports.open_alerts(self.settings)
+
+    @cached_property
     def features(self) -> FeatureStore:
         """The feature store: PostGIS where its URL is set."""
         url = self.settings.feature_store_url or self.settings.postgres_url
@@ -87,7 +93,7 @@ class Stack:
 
     def close(self) -> None:
         """Close the ports that were opened."""
-        for name in ("log", "guard", "ledger", "tiles", "features", "purge"):
+        for name in ("log", "guard", "ledger", "tiles", "features", "purge", "alerts"):
             port = self.__dict__.pop(name, None)
             if port is not None:
                 port.close()
