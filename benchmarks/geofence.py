@@ -12,6 +12,7 @@ the latter say more of its other work.
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import secrets
 import threading
@@ -20,7 +21,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+import structlog
 
+from benchmarks.positions import end_to_end, remove_topics, rss
 from benchmarks.report import Report, parser
 from geo_assets.events import topics
 from geo_assets.flow.bounds import Shed
@@ -63,16 +66,25 @@ def main() -> None:
     command.add_argument(
         "--slow-ms", type=float, default=25.0, help="ceiling of a publish; higher where the machine has other work"
     )
-    command.add_argument("--profile", metavar="FILE", help="write a cProfile of the router's thread")
+    command.add_argument("--profile", metavar="FILE", help="write a cProfile of the thread that routes")
+    command.add_argument("--only", choices=("router", "positions"), help="one half of the table")
+    command.add_argument("--positions", type=int, action="append", help="positions a second; several times for several")
     arguments = command.parse_args()
     report = Report("geofence", quick=arguments.quick)
     seconds = arguments.seconds or (10.0 if arguments.quick else 60.0)
     servers = arguments.servers or _servers()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     shorter_turns()
-    for rate in arguments.rate or (RATES[:1] if arguments.quick else RATES):
-        if not one_rate(report, servers, rate, seconds, arguments.slow_ms / 1e3, arguments.profile):
-            break
-    naive(report, servers, 2.0 if arguments.quick else 10.0)
+    if arguments.only != "positions":
+        for rate in arguments.rate or (RATES[:1] if arguments.quick else RATES):
+            if not one_rate(report, servers, rate, seconds, arguments.slow_ms / 1e3, arguments.profile):
+                break
+        naive(report, servers, 2.0 if arguments.quick else 10.0)
+    if arguments.only != "router":
+        end_to_end(
+            report, servers, quick=arguments.quick, rates=arguments.positions, seconds=arguments.seconds,
+            slow_s=arguments.slow_ms / 1e3, profile=arguments.profile,
+        )  # fmt: skip
     report.note("Latency: emission (when it was due) to acknowledgement, each trigger timed. CPU: this process alone.")
     report.note(f"Load of the machine at the end: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores.")
     report.finish(arguments.json)
@@ -232,18 +244,8 @@ def naive(report: Report, servers: str, seconds: float) -> None:
 
 
 def remove(log: KafkaEventLog) -> None:
-    from confluent_kafka.admin import AdminClient
-
-    admin = AdminClient({"bootstrap.servers": log.options.servers})
-    for future in admin.delete_topics([log.options.topic_prefix + topics.TRIGGERS]).values():
-        future.result(timeout=20)
+    remove_topics(log.options.servers, log.options.topic_prefix)
     log.close()
-
-
-def rss() -> int:
-    """Bytes of this process in memory."""
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 if __name__ == "__main__":

@@ -154,13 +154,31 @@ class Drive:
 
 def naive(index: FenceIndex, work: list[Positions]) -> float:
     """Positions a second (CPU) of one position at a time."""
+    feed, _ = naive_way(index)
+
+    def run() -> int:
+        count = 0
+        for batch in work:
+            for row in zip(batch.device, batch.lon.tolist(), batch.lat.tolist(), batch.time_ms.tolist(), strict=True):
+                feed(*row)
+                count += 1
+        return count
+
+    count, seconds, _ = timed(run)
+    return count / seconds
+
+
+def naive_way(
+    index: FenceIndex,
+) -> tuple[Callable[[str | None, float, float, int], None], list[tuple[str | None, int, str, int]]]:
+    """What judges one position, and where it puts what it tells: device, number of the fence, state, time."""
     fences = [fence.geometry for fence in index.fence_set.fences]
     shapely.prepare(fences)
     tree = shapely.STRtree(fences)
-    state: dict[str, dict[int, list[int]]] = {}
-    told: list[tuple[str, int, str, int]] = []
+    state: dict[str | None, dict[int, list[int]]] = {}
+    told: list[tuple[str | None, int, str, int]] = []
 
-    def feed(device: str, lon: float, lat: float, at: int) -> None:
+    def feed(device: str | None, lon: float, lat: float, at: int) -> None:
         point = shapely.Point(lon, lat)
         now = set(tree.query(point, predicate="covered_by").tolist())
         stays = state.setdefault(device, {})
@@ -177,16 +195,7 @@ def naive(index: FenceIndex, work: list[Positions]) -> float:
             stays[fence] = [at, at + DWELL_MS]
             told.append((device, fence, "ENTER", at))
 
-    def run() -> int:
-        count = 0
-        for batch in work:
-            for row in zip(batch.device, batch.lon.tolist(), batch.lat.tolist(), batch.time_ms.tolist(), strict=True):
-                feed(*row)
-                count += 1
-        return count
-
-    count, seconds, _ = timed(run)
-    return count / seconds
+    return feed, told
 
 
 if __name__ == "__main__":

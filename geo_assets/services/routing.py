@@ -75,6 +75,8 @@ class RoutingOptions:
         fences_s: Between looks at `[fences]`.
         barrier_s: How long one waits for acknowledgements before a snapshot; a broker takes milliseconds.
         report_s: Between updates of the result that checks and `progress` see.
+        acknowledged: Told of every acknowledgement of triggers: when the positions that they came of were read
+            (`time.perf_counter_ns`), the oldest of their stamps in the log (ms), and when each trigger was acknowledged.
         rules: How positions are judged.
         router: How triggers are routed.
         on_broker: Whether the log is a broker's.
@@ -88,6 +90,7 @@ class RoutingOptions:
     fences_s: float = 0.5
     barrier_s: float = 0.25
     report_s: float = 15.0
+    acknowledged: Callable[[int, int, Sequence[int]], None] | None = None
     rules: Rules = field(default_factory=Rules)
     router: RouterOptions = field(default_factory=RouterOptions)
     on_broker: bool = False
@@ -186,7 +189,7 @@ class _Run:
         # An offset beyond the end was told of records that are not there any more: nothing will pass it again.
         horizon = {} if anew else {p: min(at, extents[p].end) for p, at in tail.horizon.items() if p in extents}
         self.replay = Replay(horizon)
-        self.read_at: dict[int, int] = {}
+        self.read_at: dict[int, tuple[int, int]] = {}
         self.seconds = Buckets()
         self.router.on_acknowledged(self._acknowledged)
         if told is not None:
@@ -339,14 +342,18 @@ class _Run:
             self.heard[partition] = max(heard, self.heard.get(partition, 0))
         if len(told):
             emitted = time.perf_counter_ns()
-            self.read_at[emitted] = batch.read_ns
+            self.read_at[emitted] = batch.read_ns, int(positions.received_ms.min())
             self.router.route(told, emitted=emitted)
         return any(device is not None for device in positions.device)
 
     def _acknowledged(self, emitted: int, at: Sequence[int]) -> None:
-        read = self.read_at.get(emitted)
-        if read is not None and len(at):
-            self.seconds.observe((max(at) - read) / 1e9, len(at))
+        of = self.read_at.get(emitted)
+        if of is None or not len(at):
+            return
+        read, stamp_ms = of
+        self.seconds.observe_all((np.array(at, np.int64) - read) / 1e9)
+        if self.options.acknowledged is not None:
+            self.options.acknowledged(read, stamp_ms, at)
 
     # Snapshots and fences
 
@@ -537,7 +544,9 @@ class _Run:
         if last:
             result.dlq = told.dlq
         try:
-            result.lag = told.lag = lag_of(self.stack, self.tracker.offsets)
+            # While it goes on nothing is asked of the log for this: triggers under way would wait.
+            lag = lag_of(self.stack, self.tracker.offsets) if last else sum(self.reader.lag.values())
+            result.lag = told.lag = lag
             self.stack.ledger.set_value(routing_result.VALUE, json.dumps(told.members()))
         except _OUTAGES as fault:
             log.warning("the run's result is not kept", error=str(fault))
