@@ -73,7 +73,7 @@ class TileWorld:
     def served(self, **options: Any) -> Iterator[httpx.Client]:
         """A client of a real server of this map."""
         app = create_app(self.ledger, self.tiles, self.log, self.layers, self.settings, Options(**options))
-        with running(app, on_stop=app.state.hub.end_streams) as url, httpx.Client(base_url=url, timeout=20) as client:
+        with running(app, on_stop=app.state.end_streams) as url, httpx.Client(base_url=url, timeout=20) as client:
             yield client
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
 import re
 import time
@@ -27,6 +28,8 @@ from geo_assets import configuration, ports
 from geo_assets.services import http_server, problems
 from geo_assets.services.purging import tile_path
 from geo_assets.services.tileserver import api, coverage, models, style
+from geo_assets.services.tileserver.drawing import Drawing, can_draw
+from geo_assets.services.tileserver.fences import MOST_FENCES, FenceMap
 from geo_assets.services.tileserver.http import (
     IMMUTABLE,
     REVALIDATE,
@@ -35,9 +38,12 @@ from geo_assets.services.tileserver.http import (
     Envelope,
     accepts_gzip,
     conditional,
+    etag_matches,
 )
+from geo_assets.services.tileserver.live import LiveHub, Wanted
 from geo_assets.services.tileserver.metrics import MEDIA_TYPE as METRICS_TYPE
 from geo_assets.services.tileserver.metrics import Metrics
+from geo_assets.services.tileserver.private import SameOrigin
 from geo_assets.services.tileserver.serving import IntegrityFault, TileReader, entity_tag
 from geo_assets.services.tileserver.static import INSTALL, PAGE, VENDOR, StaticFiles
 from geo_assets.services.tileserver.stream import ChangeHub, Filter, NotReady, TooManyClients
@@ -55,6 +61,10 @@ if TYPE_CHECKING:
 
 MVT: Final = "application/vnd.mapbox-vector-tile"
 JSON: Final = "application/json"
+GEOJSON: Final = "application/geo+json"
+SAVE: Final = "/fences"
+PRIVATE: Final = frozenset({"/live", SAVE})
+"""What only the server's own page may ask for."""
 GRACE_S: Final = 5.0
 """Seconds that a stream has to end by itself when the server stops; less than the server waits for all of them."""
 
@@ -73,6 +83,7 @@ class Options:
         queue_changes: Changes that may wait for one client.
         replay_records: Records that a resume may read again.
         counts_keep_s: How long the map's bounds are kept before the ledger is asked again.
+        max_live_clients: Live streams at once: each costs a search of the devices that moved, three times a second.
     """
 
     cache_bytes: int = 64_000_000
@@ -82,6 +93,7 @@ class Options:
     queue_changes: int = 2_000
     replay_records: int = 20_000
     counts_keep_s: float = 5.0
+    max_live_clients: int = 100
 
 
 class _Stream(EventSourceResponse):
@@ -116,6 +128,17 @@ class _TileServer:
             queue_changes=options.queue_changes,
             replay_records=options.replay_records,
         )
+        self.draws = settings.takes_fences and can_draw()
+        self.fences = FenceMap(ledger, tiles, settings.draw_source if self.draws else None)
+        self.live_hub = LiveHub(
+            log,
+            self.fences,
+            self.metrics,
+            shows_devices=settings.shows_devices,
+            max_clients=options.max_live_clients,
+        )
+        self.drawing = Drawing(log, self.fences, settings.draw_source, self.metrics) if self.draws else None
+        self.same_origin = SameOrigin(settings.tiles_url)
         self.files = StaticFiles()
         self.version = metadata.version("geo-assets")
         self._public_host = urlsplit(settings.tiles_url).netloc
@@ -255,6 +278,9 @@ class _TileServer:
             edge_url=self.settings.edge_url,
             version=self.version,
             maplibre=self.files.has_vendor,
+            devices=self.settings.shows_devices,
+            draw=self.draws,
+            draw_source=self.settings.draw_source,
             install=INSTALL,
         )
         return _document(request, answer.model_dump_json().encode())
@@ -317,6 +343,77 @@ class _TileServer:
             headers={"Cache-Control": "no-store, no-transform"},
         )
 
+    # -- fences and devices ------------------------------------------------------------------------------------------
+    async def fence_collection(self, request: Request) -> Response:
+        _only(request, "bbox", "limit")
+        box = request.query_params.get("bbox")
+        wanted = None if box is None else _box(box)
+        limit = _whole(request, "limit", MOST_FENCES, 1, MOST_FENCES)
+        headers = request.headers
+        zipped = accepts_gzip(headers.get("accept-encoding"))
+        body, etag = await anyio.to_thread.run_sync(
+            self._collection, wanted, limit, headers.get("if-none-match"), zipped
+        )
+        fixed = {"Cache-Control": REVALIDATE, "ETag": etag, "Vary": "Accept-Encoding"}
+        if body is None:
+            return Response(status_code=304, headers=fixed)
+        if zipped:
+            fixed["Content-Encoding"] = "gzip"
+        return Response(body, media_type=GEOJSON, headers=fixed)
+
+    def _collection(self, box: Box | None, limit: int, have: str | None, zipped: bool) -> tuple[bytes | None, str]:
+        """The body, None where the client has it, and its entity tag."""
+        standing = self.fences.current()
+        asked = f"{self.draws}|{box}|{limit}|{standing.name}"
+        etag = f'W/"{hashlib.sha256(asked.encode()).hexdigest()[:32]}"'
+        if etag_matches(have, etag):
+            return None, etag
+        body = standing.collection(box, limit)
+        # The fastest level: a view of thousands of circles is some megabytes, and is asked for once.
+        return gzip.compress(body, 1, mtime=0) if zipped else body, etag
+
+    async def live(self, request: Request) -> Response:
+        self.same_origin.check(request, writes=False)
+        _only(request, "bbox", "show")
+        box = request.query_params.get("bbox")
+        shown = request.query_params.get("show", "fences").split(",")
+        if not shown or not set(shown) <= {"fences", "devices", "triggers"}:
+            raise problems.ProblemError(
+                400, "parameter", "show names what to tell, separated by commas.",
+                field="show", value=request.query_params.get("show"), limit="fences,devices,triggers",
+            )  # fmt: skip
+        personal = sorted({"devices", "triggers"} & set(shown))
+        if personal and not self.settings.shows_devices:
+            raise problems.ProblemError(
+                403, "devices", "This server shows no devices; GEO_ASSETS_DEVICE_VIEW says whether it may.",
+                field="show", value=personal[0], limit="fences",
+            )  # fmt: skip
+        wanted = Wanted(None if box is None else _box(box), "devices" in shown, "triggers" in shown)
+        try:
+            client = self.live_hub.client(wanted)
+        except TooManyClients:
+            raise problems.unavailable("Every place for a live stream is taken.", 10) from None
+        return _Stream(
+            self.live_hub.follow(client),
+            ping=self.options.heartbeat_s,
+            send_timeout=self.options.send_timeout_s,
+            sep="\n",
+            shutdown_grace_period=GRACE_S,
+            metrics=self.metrics,
+            headers={"Cache-Control": "no-store, no-transform"},
+        )
+
+    async def save_fence(self, request: Request) -> Response:
+        if self.drawing is None:
+            raise problems.ProblemError(
+                403, "drawing", "This server takes no fences; GEO_ASSETS_DRAW_FENCES says whether it may."
+            )
+        self.same_origin.check(request, writes=True)
+        saved = await self.drawing.save(request)
+        return Response(
+            saved.model_dump_json(), status_code=202, media_type=JSON, headers={"Cache-Control": "no-store"}
+        )
+
     # -- the page ----------------------------------------------------------------------------------------------------
     async def static(self, request: Request) -> Response:
         path = request.url.path
@@ -375,17 +472,26 @@ def create_app(
         options: How much the server takes on.
 
     Returns:
-        The app; `app.state.hub` is its change hub, whose `end_streams` a server calls before it waits for connections.
+        The app. A server calls `app.state.end_streams` before it waits for connections; `app.state.hub` is the hub of
+        changes, `app.state.live` that of devices and triggers.
     """
     server = _TileServer(ledger, tiles, log, layers, settings, options or Options())
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         await server.hub.start()
+        await server.live_hub.start()
         try:
             yield
         finally:
+            await server.live_hub.stop()
             await server.hub.stop()
+            if server.drawing is not None:
+                await server.drawing.close()
+
+    def end_streams() -> None:
+        server.hub.end_streams()
+        server.live_hub.end_streams()
 
     handlers: dict[str, Any] = {
         "/tiles/{z}/{x}/{y}.mvt": server.tile,
@@ -393,6 +499,8 @@ def create_app(
         "/style.json": server.style,
         "/events": server.events,
         "/coverage": server.coverage,
+        "/fences.geojson": server.fence_collection,
+        "/live": server.live,
         "/page.json": server.page_config,
         "/openapi.json": server.openapi,
         "/healthz": server.healthz,
@@ -401,8 +509,19 @@ def create_app(
         **dict.fromkeys((*PAGE, *VENDOR), server.static),
     }
     app = Starlette(
-        routes=[Route(path, handler, methods=["GET"]) for path, handler in handlers.items()],
-        middleware=[Middleware(Envelope, metrics=server.metrics, kind=_kind, known=_known(handlers))],
+        routes=[
+            *(Route(path, handler, methods=["GET"]) for path, handler in handlers.items()),
+            Route(SAVE, server.save_fence, methods=["POST"]),
+        ],
+        middleware=[
+            Middleware(
+                Envelope,
+                metrics=server.metrics,
+                kind=_kind,
+                known=_known({**handlers, SAVE: server.save_fence}),
+                private=PRIVATE,
+            )
+        ],
         exception_handlers={
             **problems.exception_handlers(),
             IntegrityFault: _integrity,
@@ -415,6 +534,8 @@ def create_app(
     # `/tiles/` is nothing, and nothing redirects: a redirect would repeat the caller's host.
     app.router.redirect_slashes = False
     app.state.hub = server.hub
+    app.state.live = server.live_hub
+    app.state.end_streams = end_streams
     app.state.metrics = server.metrics
     return app
 
@@ -440,7 +561,7 @@ def run(settings: Settings) -> None:
             service="tileserver",
             setting="GEO_ASSETS_TILES_PORT",
             forwarded_allow_ips=settings.forwarded_allow_ips,
-            on_stop=app.state.hub.end_streams,
+            on_stop=app.state.end_streams,
         )
 
 
@@ -492,6 +613,9 @@ def _kind(path: str) -> str:
         "tiles",
         "events",
         "coverage",
+        "fences.geojson",
+        "fences",
+        "live",
         "metrics",
         "healthz",
         "readyz",

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from geo_assets.services.purging import EMPTY_CACHE_S, SHARED_CACHE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -35,6 +35,12 @@ _COMMON: Final = {
     "Referrer-Policy": "strict-origin-when-cross-origin",
 }
 """The same for every origin, so that a cache keeps one entry and a purge reaches it."""
+_PRIVATE: Final = {
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "strict-origin-when-cross-origin",
+}
+"""Of what only the server's own page may read."""
 
 PREFLIGHT: Final = {
     "Access-Control-Allow-Methods": "GET, HEAD, OPTIONS",
@@ -42,6 +48,8 @@ PREFLIGHT: Final = {
     "Access-Control-Max-Age": "86400",
     "Allow": "GET, HEAD, OPTIONS",
 }
+
+PRIVATE_METHODS: Final = "GET, HEAD, POST, OPTIONS"
 
 _ENTITY_TAG = re.compile(r'(?:W/)?"([\x21\x23-\x7e\x80-\xff]*)"')
 
@@ -91,12 +99,18 @@ class Envelope:
         metrics: Where requests are counted.
         kind: Path to the kind it is counted as: a handful of words, whatever paths are asked for.
         known: Whether a path is one of ours, so that OPTIONS is answered.
+        private: Paths that no page of another origin may read.
     """
 
     def __init__(
-        self, app: ASGIApp, metrics: Metrics, kind: Callable[[str], str], known: Callable[[str], bool]
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        kind: Callable[[str], str],
+        known: Callable[[str], bool],
+        private: Collection[str] = (),
     ) -> None:
-        self._app, self._metrics, self._kind, self._known = app, metrics, kind, known
+        self._app, self._metrics, self._kind, self._known, self._private = app, metrics, kind, known, private
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -109,14 +123,15 @@ class Envelope:
         async def finished(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in _COMMON.items():
+                for name, value in (_PRIVATE if scope["path"] in self._private else _COMMON).items():
                     headers.setdefault(name, value)
                 self._metrics.requests.labels(kind, str(message["status"])).inc()
             await send(message)
 
         if scope["method"] == "OPTIONS" and self._known(scope["path"]):
-            await Response(status_code=204, headers=PREFLIGHT)(scope, receive, finished)
+            headers = {"Allow": PRIVATE_METHODS} if scope["path"] in self._private else PREFLIGHT
+            await Response(status_code=204, headers=headers)(scope, receive, finished)
             return
         await self._app(scope, receive, finished)
-        if kind != "events":
+        if kind not in ("events", "live"):
             self._metrics.seconds.labels(kind).observe(time.perf_counter() - started)

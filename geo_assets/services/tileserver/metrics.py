@@ -77,6 +77,22 @@ class Metrics:
             buckets=(0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0, 10.0),
             registry=self.registry,
         )
+        self.live_clients = Gauge("tileserver_live_clients", "Open live streams.", registry=self.registry)
+        self.live_coalesced = Counter(
+            "tileserver_live_coalesced_total",
+            "Rounds in which a client was still busy with the one before, and waits for the newest.",
+            registry=self.registry,
+        )
+        self.live_skipped = Counter(
+            "tileserver_live_skipped_total",
+            "Records of `positions` or `triggers` that the live stream passed over: more than it shows.",
+            ("topic",),
+            registry=self.registry,
+        )
+        self.fences_saved = Counter(
+            "tileserver_fences_saved_total", "Fences drawn on the page, by outcome.", ("outcome",),
+            registry=self.registry,
+        )  # fmt: skip
         self.log_faults = Counter(
             "tileserver_log_faults_total", "Reads of the log that failed.", registry=self.registry
         )

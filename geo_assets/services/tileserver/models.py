@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -99,6 +99,65 @@ class Coverage(_Wire):
     tiles: list[CoveredTile]
 
 
+class FenceCollection(_Wire):
+    """The fences of a box as they judge positions; the largest ones where there are more than were asked for."""
+
+    type: Literal["FeatureCollection"] = "FeatureCollection"
+    revision: int = Field(ge=0, description="Of the set of all fences; rises with each change.")
+    total: int = Field(ge=0, description="Fences there are.")
+    matched: int = Field(ge=0, description="Fences in the box.")
+    returned: int = Field(ge=0, description="Features here.")
+    features: list[dict[str, Any]] = Field(
+        description="Polygons and MultiPolygons, lon/lat. Properties: `key` (by which triggers name it), `source`, "
+        "`id` (JSON text), `revision`, `priority`, and where it has one `name`, `dwell_s`, `hysteresis_m`, `schedule`."
+    )
+
+
+class Devices(_Wire):
+    """Data of the event `devices`: the newest of each device that moved in the box, or out of it."""
+
+    devices: list[tuple[str, float, float, int, float | None]] = Field(
+        description="Device id, longitude, latitude, event time in milliseconds, heading in degrees."
+    )
+    left_out: int = Field(ge=0, description="Devices in the box beyond those that one client is told of.")
+
+
+class ShownTrigger(_Wire):
+    """A trigger as in docs/triggers.md, with the name of its fence and the middle of it."""
+
+    device_id: str
+    fence_id: str
+    state: Literal["ENTER", "DWELL", "EXIT"]
+    event_time_ms: int
+    sequence: int
+    priority: int
+    fence_name: str | None = None
+    fence_at: tuple[float, float] | None = Field(default=None, description="Longitude, latitude in degrees.")
+
+
+class Triggers(_Wire):
+    """Data of the event `triggers`. `missed`: how many more there were than are told."""
+
+    triggers: list[ShownTrigger]
+    missed: int = Field(ge=0)
+
+
+class FencesChanged(_Wire):
+    """Data of the event `fences`: this set stands now."""
+
+    revision: int
+    total: int
+
+
+class SavedFence(_Wire):
+    """The answer 202: the record is in the log; it is in force as soon as it is folded."""
+
+    status: Literal["queued"] = "queued"
+    event_id: str
+    key: str = Field(description="`source:id`, by which triggers name the fence.")
+    received_ms: int = Field(description="Its version where it says none.")
+
+
 class PageConfig(_Wire):
     """What the map page must know of its surroundings."""
 
@@ -107,6 +166,9 @@ class PageConfig(_Wire):
     edge_url: str
     version: str
     maplibre: bool = Field(description="Whether the map library is installed beside the page.")
+    devices: bool = Field(description="Whether devices and triggers are shown: GEO_ASSETS_DEVICE_VIEW.")
+    draw: bool = Field(description="Whether fences may be drawn: GEO_ASSETS_DRAW_FENCES.")
+    draw_source: str = Field(description="Whose fences those are; only its fences can be changed on the page.")
     install: str = Field(description="What to run where it is not.")
 
 
