@@ -29,6 +29,7 @@ from dagster._core.events import (
 )
 from dagster._core.instance import RUNLESS_JOB_NAME, RUNLESS_RUN_ID
 
+from geo_assets.links import map_url
 from geo_assets.tiles.tile import Tile
 from resources.ledger.protocol import Owed
 
@@ -109,13 +110,6 @@ def _dagster_event(event: AssetMaterialization | AssetObservation, run: InRun | 
         message=event.description or "",
         event_specific_data=data,
     )
-
-
-def map_url(tiles_url: str, tile: Tile) -> str:
-    """Link to the map page, centred on the tile at its zoom: `#zoom/lat/lon` as MapLibre's hash."""
-    box = tile.bounds
-    latitude, longitude = (box.south + box.north) / 2, (box.west + box.east) / 2
-    return f"{tiles_url}/#{tile.z}/{latitude:.5f}/{longitude:.5f}"
 
 
 def tile_materialization(

@@ -17,6 +17,7 @@ from geo_assets.checks.geofence import delivery, routing_lag, trigger_dead_lette
 from geo_assets.checks.integrity import integrity
 from geo_assets.checks.topology import topology
 from geo_assets.jobs import audit, build_tiles, hourly_audit, observe_features, route_geofence_triggers
+from sensors.check_alerts import check_alerts
 from sensors.geofence_positions import geofence_positions
 from sensors.tile_updates import tile_updates
 
@@ -35,7 +36,7 @@ defs = Definitions(
     ],
     jobs=[build_tiles, route_geofence_triggers, audit, observe_features, repair_coverage],
     schedules=[hourly_audit],
-    sensors=[tile_updates, geofence_positions],
+    sensors=[tile_updates, geofence_positions, check_alerts],
     resources={"stack": StackResource()},
     # A backfill started in the UI runs like every other: one process, with the workers below it.
     executor=in_process_executor,

@@ -14,6 +14,7 @@ from dagster import (
 from dagster._core.storage.tags import PRIORITY_TAG
 
 from geo_assets.catalog import FEATURES, TILES, TRIGGERS
+from geo_assets.tiles.tile import common_prefix
 
 if TYPE_CHECKING:
     from resources.ledger.protocol import Batch
@@ -30,13 +31,6 @@ ROUTING_TAG = "geo_assets/routing"
 """Names the runs that route triggers: the sensor finds them by it, and Dagster's queue lets two of them run."""
 
 
-def _common_prefix(quadkeys: list[str]) -> str:
-    """The quadkey of the smallest tile that holds all of them."""
-    first, last = min(quadkeys, default=""), max(quadkeys, default="")
-    length = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
-    return first[:length]
-
-
 def tags_of(batch: Batch, vertices: int) -> dict[str, str]:
     """Tags of the run of a batch: what a person looks for in the list of runs."""
     quadkeys = [key.partition(":")[2] for key in batch.keys]
@@ -48,7 +42,7 @@ def tags_of(batch: Batch, vertices: int) -> dict[str, str]:
         "geo_assets/tiles": str(len(batch.keys)),
         "geo_assets/vertices": str(vertices),
         "geo_assets/zooms": f"{zooms[0]}-{zooms[-1]}" if zooms else "",
-        "geo_assets/region": _common_prefix(quadkeys) or "world",
+        "geo_assets/region": common_prefix(quadkeys) or "world",
         # An edit's run passes those of backfills in Dagster's queue.
         PRIORITY_TAG: "10" if batch.kind == "live" else "-10",
     }

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 import shapely
@@ -161,3 +162,35 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **settings: object) -
 def tiles_around(tile: Tile, count: int) -> Sequence[Tile]:
     """That many tiles of its row, eastward."""
     return [Tile(tile.z, tile.x + step, tile.y) for step in range(count)]
+
+
+@contextmanager
+def postgres_instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DagsterInstance]:
+    """A Dagster instance as production has it: events in Postgres, in a schema of its own."""
+    import psycopg
+    from psycopg import sql
+
+    from geo_assets_tests.postgres_rooms import postgres_room
+
+    with postgres_room() as room:
+        with psycopg.connect(room.url, autocommit=True) as db:
+            db.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(room.schema)))
+        search_path = quote(f"-csearch_path={room.schema}", safe="")
+        monkeypatch.setenv("GEO_ASSETS_DAGSTER_POSTGRES_URL", f"{room.url}&options={search_path}")
+        for name, value in {
+            "GEO_ASSETS_DAGSTER_STORAGE": str(tmp_path / "storage"),
+            "GEO_ASSETS_LOGS_BUCKET": "logs",
+            "GEO_ASSETS_LOGS_PREFIX": "compute-logs",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:1",
+        }.items():
+            monkeypatch.setenv(name, value)
+        folder = tmp_path / "dagster-home"
+        folder.mkdir()
+        text = (ROOT / "deploy" / "dagster.yaml").read_text()
+        # What runs print is not asked for: without S3 the run would wait for it.
+        start, end = text.index("\ncompute_logs:"), text.index("\n# The queue")
+        logs = "\ncompute_logs:\n  module: dagster._core.storage.noop_compute_log_manager\n  class: NoOpComputeLogManager\n"
+        (folder / "dagster.yaml").write_text(text[:start] + logs + text[end:])
+        with DagsterInstance.from_config(str(folder)) as instance:
+            yield instance

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -156,3 +157,10 @@ class Tile:
 
     def __str__(self) -> str:
         return self.path
+
+
+def common_prefix(quadkeys: Sequence[str]) -> str:
+    """The quadkey of the smallest tile that holds all of them; empty for the world, and of none."""
+    first, last = min(quadkeys, default=""), max(quadkeys, default="")
+    length = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    return first[:length]

@@ -31,7 +31,9 @@ def test_the_workspace_loads_as_the_server_loads_it(tmp_path: Path, monkeypatch:
         assert entry.load_error is None
         assert entry.code_location is not None
         (repository,) = entry.code_location.get_repositories().values()
-        assert {sensor.name for sensor in repository.get_sensors()} == {"tile_updates", "geofence_positions"}
+        assert {sensor.name for sensor in repository.get_sensors()} == {
+            "tile_updates", "geofence_positions", "check_alerts"
+        }  # fmt: skip
         assert {sensor.default_status.value for sensor in repository.get_sensors()} == {"RUNNING"}
         assert {node.asset_key for node in repository.get_asset_node_snaps()} == {
             catalog.TILES, catalog.FEATURES, catalog.TRIGGERS
