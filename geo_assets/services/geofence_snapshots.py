@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from geo_assets.services.trigger_tail import Replaced
 from resources.tile_store.protocol import TileStoreError
 
 if TYPE_CHECKING:
@@ -27,10 +28,6 @@ VALUE = "geofence.snapshot"
 
 FOLDER = "geofence/snapshots/"
 """Where the tile store keeps them: `<epoch>-<number>-<random>`."""
-
-
-class Replaced(Exception):
-    """A run of a higher epoch has taken over; this one ends."""
 
 
 class SnapshotLost(TileStoreError):

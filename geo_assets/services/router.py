@@ -35,8 +35,8 @@ from geo_assets.services.router_metrics import END_TO_END, RouterMetrics
 from geo_assets.services.router_work import Chunk, Receipt, Sent
 from geo_assets.services.spool import Spool, SpoolFull
 from geo_assets.services.spooling import Batch, SpooledDevices
-from geo_assets.services.trigger_tail import Tail, TailReader, now_ms, take_over
-from resources.event_log.protocol import InvalidRecord, LogError, RecordTooLarge
+from geo_assets.services.trigger_tail import Replaced, Tail, TailReader, now_ms, take_over
+from resources.event_log.protocol import InvalidRecord, LogError, RecordTooLarge, StaleEpoch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -177,12 +177,13 @@ class Router:
             What the tail said; its horizon is how far a replay goes.
 
         Raises:
+            Replaced: A router of a higher epoch has taken over, and the log checks.
             LogUnavailable: The log does not answer; start again.
         """
         self._clock_ms = now_ms()
         partitions = sorted(self._log.extents(self.options.topic))
         self._partitions = len(partitions)
-        self._publisher = self._log.publisher(self.options.topic)
+        self._publisher = self._log.publisher(self.options.topic, epoch=self.epoch)
         take_over(self._publisher, partitions, self.epoch)
         tail = self._tail.read(self._clock_ms)
         if self.spool is not None:
@@ -341,6 +342,8 @@ class Router:
         try:
             while not self._closed:
                 self.step(0.05)
+        except Replaced as why:
+            log.warning("router replaced", reason=str(why))
         except BaseException as fault:
             self._fault = fault
             log.exception("router ended")
@@ -547,6 +550,9 @@ class Router:
             self._next_interval = now + self.options.interval_s
             self._stages.interval()
         publisher = self._publisher
+        if publisher is not None and isinstance(publisher.broken, StaleEpoch) and self._fault is None:
+            self._fault = Replaced(str(publisher.broken))
+            raise self._fault
         if publisher is not None and publisher.broken is not None and self._passes:
             self.breaker.trip(now, str(publisher.broken))
         if self._failed and (publisher is None or not publisher.under_way):
@@ -592,7 +598,7 @@ class Router:
                 if self._publisher is not None:
                     self._publisher.close()
                 self._publisher = None
-                self._publisher = self._log.publisher(self.options.topic)
+                self._publisher = self._log.publisher(self.options.topic, epoch=self.epoch)
                 self._probe_under_way = False
             if not self._probe_under_way:
                 self._probe_under_way = True

@@ -14,7 +14,7 @@ import structlog
 from geo_assets.flow.epochs import Epochs, epoch_of_mark, mark
 from geo_assets.geofence.replay import horizon_of
 from geo_assets.geofence.triggers import FrameError, Trigger, decode, keys
-from resources.event_log.protocol import LogError, LogUnavailable, OffsetOutOfRange
+from resources.event_log.protocol import LogError, LogUnavailable, OffsetOutOfRange, StaleEpoch
 
 if TYPE_CHECKING:
     from geo_assets.flow.dedup import DedupWindow
@@ -28,6 +28,10 @@ EPOCH = "geofence-epoch"
 _PIECE = 20_000
 _SHARE = 1.25
 """Devices do not spread evenly over partitions."""
+
+
+class Replaced(Exception):
+    """A run of a higher epoch has taken over; this one ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +72,17 @@ def take_over(publisher: Publisher, partitions: Sequence[int], epoch: int, timeo
     and the first triggers do not wait for that.
 
     Raises:
+        Replaced: A higher epoch has been written to one of them, and the log checks.
         LogError: Not all of them have it; begin again.
     """
     faults: list[LogError] = []
     for partition in partitions:
         publisher.send([None], [mark(epoch)], lambda failed, at: faults.extend(failed.values()), partition=partition)
-    if not publisher.flush(timeout_s):
+    flushed = publisher.flush(timeout_s)
+    stale = next((fault for fault in faults if isinstance(fault, StaleEpoch)), None)
+    if stale is not None:
+        raise Replaced(str(stale)) from stale
+    if not flushed:
         raise LogUnavailable(f"epoch {epoch} could not be written to all partitions within {timeout_s:g} s")
     if faults:
         raise faults[0]

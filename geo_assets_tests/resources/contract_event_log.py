@@ -46,6 +46,7 @@ from resources.event_log.protocol import (
     Publisher,
     Record,
     RecordTooLarge,
+    StaleEpoch,
     TopicSpec,
     UnknownPartition,
     UnknownTopic,
@@ -68,6 +69,8 @@ class LogHarness:
     """A broker that enforces retention on its own schedule."""
     appends_whole_batches: bool = True
     """All records of an append or none, even when its process is killed; a broker acknowledges each by itself."""
+    checks_epochs: bool = True
+    """An append of a lower epoch than a partition has seen is refused; a broker takes it, and readers pass it over."""
 
 
 def until(ready: Callable[[], Any], *, seconds: float = 20.0, why: str = "") -> None:
@@ -776,6 +779,87 @@ class EventLogContract:
                 return log
 
         run_state_machine_as_test(Machine, settings=settings(max_examples=15, stateful_step_count=25, deadline=None))
+
+    # Epochs
+
+    def test_a_writer_that_was_replaced_is_refused_in_each_partition_that_the_next_one_has_written_to(
+        self, harness: LogHarness, log: EventLog, topic: str
+    ) -> None:
+        def append(epoch: int | None, *partitions: int) -> str:
+            """Why it was refused; empty where it was not."""
+            try:
+                log.append([NewRecord(topic, None, b"%d" % (epoch or 0), {}, None, p) for p in partitions], epoch=epoch)
+            except StaleEpoch as fault:
+                return str(fault)
+            return ""
+
+        assert not append(7, 0, 1)
+        assert not append(7, 0)
+        assert not append(8, 0)
+        refused = append(7, 1, 0)
+        assert refused == (f"epoch 7 is below 8, which has taken over {topic}/0" if harness.checks_epochs else "")
+        assert not append(7, 1)
+        assert not append(None, 0)
+        assert not append(8, 0, 1)
+        written = [r.value for p in (0, 1) for r in log.read(topic, p, 0)]
+        late = [] if refused else [b"7"]
+        assert written == [b"7", b"7", b"8", *late, b"0", b"8", b"7", *late, b"7", b"8"]
+
+    def test_epochs_outlive_whoever_wrote_them_and_cost_no_other_topic_or_caller(
+        self, harness: LogHarness, log: EventLog, topic: str
+    ) -> None:
+        other = f"{topic}-b"
+        log.ensure_topics([TopicSpec(other, partitions=1)])
+        with contextlib.closing(harness.open()) as another:
+            another.append([NewRecord(topic, None, b"", {}, None, 0)], epoch=3)
+        outcomes: list[bool] = []
+
+        def append(epoch: int | None) -> None:
+            try:
+                log.append([NewRecord(topic, None, b"", {}, None, 0)], epoch=epoch)
+            except StaleEpoch:
+                outcomes.append(False)
+            else:
+                outcomes.append(True)
+
+        # Several callers share a commit: each has its own epoch.
+        threads = [threading.Thread(target=append, args=(epoch,)) for epoch in (2, 3, None, 2, 3, None)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert outcomes.count(False) == (2 if harness.checks_epochs else 0)
+        log.append([NewRecord(other, None, b"", {}, None, 0)], epoch=1)
+
+    def test_a_publisher_of_an_epoch_breaks_when_another_has_taken_over(
+        self, harness: LogHarness, log: EventLog, topic: str
+    ) -> None:
+        faults: list[LogError] = []
+
+        def done(failed: Any, at: Any) -> None:
+            faults.extend(failed.values())
+
+        with (
+            contextlib.closing(log.publisher(topic, epoch=1)) as old,
+            contextlib.closing(log.publisher(topic, epoch=2)) as new,
+        ):
+            old.send([None], [b"1"], done, partition=0)
+            assert old.flush(20)
+            new.send([None], [b"2"], done, partition=0)
+            assert new.flush(20)
+            assert faults == []
+            old.send([None], [b"1"], done, partition=0)
+            old.send([None], [b"1"], done, partition=1)
+            assert old.flush(20)
+            if not harness.checks_epochs:
+                assert old.broken is None
+                return
+            assert isinstance(old.broken, StaleEpoch)
+            assert faults
+            assert all(isinstance(fault, StaleEpoch) for fault in faults)
+            with pytest.raises(StaleEpoch):
+                old.send([None], [b"1"], done, partition=0)
+            assert [r.value for r in log.read(topic, 0, 0)] == [b"1", b"2"]
 
     # Publishing
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import functools
 import multiprocessing
 import os
@@ -24,7 +25,7 @@ from geo_assets_tests.resources.log_processes import (
     open_in_a_folder_without_permission,
 )
 from resources.event_log.murmur2 import murmur2, partition_of
-from resources.event_log.protocol import EventLog, LogError, LogUnavailable, NewRecord, TopicSpec
+from resources.event_log.protocol import EventLog, LogError, LogUnavailable, NewRecord, StaleEpoch, TopicSpec
 from resources.event_log.sqlite import SqliteEventLog
 from resources.event_log.sqlite_consumer import SqliteConsumer, is_gone, shared_out, this_process
 
@@ -328,6 +329,21 @@ def test_a_file_of_a_newer_schema_is_refused(tmp_path: Path) -> None:
     connection.close()
     with pytest.raises(LogError, match="version 99"):
         SqliteEventLog(tmp_path / "log.db")
+
+
+def test_a_file_of_the_schema_without_epochs_is_brought_up_to_date_with_all_that_is_in_it(tmp_path: Path) -> None:
+    with contextlib.closing(SqliteEventLog(tmp_path / "log.db")) as log:
+        log.ensure_topics([TopicSpec("t", partitions=1)])
+        log.append([NewRecord("t", "k", b"1")])
+    with contextlib.closing(sqlite3.connect(tmp_path / "log.db")) as connection:
+        connection.execute("ALTER TABLE partitions DROP COLUMN epoch")
+        connection.execute("UPDATE schema_version SET version = 1")
+        connection.commit()
+    with contextlib.closing(SqliteEventLog(tmp_path / "log.db")) as log:
+        log.append([NewRecord("t", "k", b"2")], epoch=2)
+        with pytest.raises(StaleEpoch):
+            log.append([NewRecord("t", "k", b"3")], epoch=1)
+        assert [r.value for r in log.read("t", 0, 0)] == [b"1", b"2"]
 
 
 def test_a_log_whose_file_was_removed_acknowledges_nothing(tmp_path: Path) -> None:

@@ -64,6 +64,7 @@ class TestKafkaEventLog(EventLogContract):
             expire=expire,
             deletes_by_itself=True,
             appends_whole_batches=False,
+            checks_epochs=False,
         )
 
 

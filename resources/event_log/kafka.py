@@ -69,13 +69,15 @@ class KafkaEventLog:
 
     # Records
 
-    def append(self, records: Sequence[NewRecord]) -> list[Position]:
+    def append(self, records: Sequence[NewRecord], *, epoch: int | None = None) -> list[Position]:
         """Append durably and say where the records stand (see `EventLog.append`, and there what differs)."""
+        del epoch
         self._open()
         return self._appender.append(records)
 
-    def publisher(self, topic: str) -> KafkaPublisher:
+    def publisher(self, topic: str, *, epoch: int | None = None) -> KafkaPublisher:
         """A publisher of its own for one thread (see `EventLog.publisher`). Raises UnknownTopic, LogUnavailable."""
+        del epoch
         return KafkaPublisher(self._open(), topic)
 
     def read(

@@ -9,6 +9,7 @@ Where a broker (Kafka) differs from the embedded log:
 - A member that was killed is noticed when its session ends. What a group committed is forgotten when nobody has read in
   it for a week (`offsets.retention.minutes`).
 - Offsets may have gaps: marks of other writers' transactions take one each.
+- It does not check epochs: what a writer that was replaced still appends is in the log, and readers pass it over.
 - Other writers' keys and headers need be no text: what is not UTF-8 is read with `\xff` escapes.
 """
 
@@ -41,6 +42,10 @@ class InvalidRecord(LogError):
 
 class RecordTooLarge(LogError):
     """A record is larger than the log takes in one piece; it names the size and the limit in bytes."""
+
+
+class StaleEpoch(LogError):
+    """An append's epoch is below the highest one written to a partition: another writer has taken over."""
 
 
 class OffsetOutOfRange(LogError):
@@ -280,10 +285,16 @@ class EventLog(Protocol):
         """An identity that a deleted and re-created topic does not share. Raises UnknownTopic."""
         ...
 
-    def append(self, records: Sequence[NewRecord]) -> list[Position]:
+    def append(self, records: Sequence[NewRecord], *, epoch: int | None = None) -> list[Position]:
         """Append all or none of them durably (in order per key) and say where they stand; see above for brokers.
 
+        Args:
+            records: Of any topics.
+            epoch: Of the writer, where one takes over from the other: in the same transaction it is held against the
+                highest one written to each partition, and written there. None: whoever writes.
+
         Raises:
+            StaleEpoch: It is below that of a partition; nothing was appended. Never from a broker.
             UnknownTopic: A topic was never declared.
             UnknownPartition: A record names a partition that its topic has not.
             InvalidRecord: A key or header cannot be stored; nothing was appended.
@@ -292,8 +303,13 @@ class EventLog(Protocol):
         """
         ...
 
-    def publisher(self, topic: str) -> Publisher:
-        """A publisher of its own for one thread. Raises UnknownTopic, LogUnavailable."""
+    def publisher(self, topic: str, *, epoch: int | None = None) -> Publisher:
+        """A publisher of its own for one thread. Raises UnknownTopic, LogUnavailable.
+
+        Args:
+            topic: Where it appends.
+            epoch: Of all that it appends (see `append`); StaleEpoch breaks it.
+        """
         ...
 
     def read(

@@ -17,6 +17,7 @@ import uuid
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +32,7 @@ from resources.event_log.protocol import (
     Position,
     Record,
     RecordTooLarge,
+    StaleEpoch,
     TopicSpec,
     UnknownPartition,
     UnknownTopic,
@@ -50,7 +52,8 @@ _DELETE_RECORDS = 2_000
 _DELETE_BYTES = 64_000_000
 """Most that retention deletes in one transaction, so that appends wait for milliseconds."""
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+_STEPS = {2: ("ALTER TABLE partitions ADD COLUMN epoch INTEGER NOT NULL DEFAULT 0",)}
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 INSERT OR IGNORE INTO counters VALUES ('topics', 1);
@@ -67,6 +70,7 @@ CREATE TABLE IF NOT EXISTS partitions (
     number INTEGER NOT NULL,
     begin_offset INTEGER NOT NULL DEFAULT 0,
     end_offset INTEGER NOT NULL DEFAULT 0,
+    epoch INTEGER NOT NULL DEFAULT 0,
     UNIQUE (topic_id, number)
 ) STRICT;
 CREATE TABLE IF NOT EXISTS records (
@@ -138,6 +142,7 @@ class _Append:
 
     records: list[_Prepared]
     size: int
+    epoch: int | None = None
     woken: threading.Event = field(default_factory=threading.Event)
     leads: bool = False
     positions: list[Position] | None = None
@@ -178,6 +183,7 @@ class SqliteEventLog:
             path,
             schema=_SCHEMA,
             version=SCHEMA_VERSION,
+            steps=_STEPS,
             synchronous="FULL",
             unavailable=LogUnavailable,
             failed=LogError,
@@ -289,12 +295,12 @@ class SqliteEventLog:
 
     # Appending
 
-    def append(self, records: Sequence[NewRecord]) -> list[Position]:
+    def append(self, records: Sequence[NewRecord], *, epoch: int | None = None) -> list[Position]:
         """Append all or none of them durably and say where they stand (see `EventLog.append`)."""
         if not records:
             return []
         prepared = [_prepare(record) for record in records]
-        request = _Append(prepared, sum(record.size for record in prepared))
+        request = _Append(prepared, sum(record.size for record in prepared), epoch)
         if self._pid != os.getpid():  # Forked, perhaps while another thread of the parent led: here nobody does.
             self._queue, self._queue_lock, self._led = deque(), threading.Lock(), False
             self.appended, self._pid = threading.Condition(), os.getpid()
@@ -376,11 +382,14 @@ class SqliteEventLog:
         placed: list[tuple[_Append, list[Position]]] = []
         rows: list[tuple[int, int, int, str | None, str | None, bytes | None]] = []
         ends: dict[int, int] = {}
+        epochs: dict[int, int] = {}
         with self._file.transaction() as connection:
             topics = self.topics_in(connection)
             for request in group:
                 try:
                     where = [self._place(topics, record) for record in request.records]
+                    if request.epoch is not None:
+                        self._raise_epochs(connection, request, request.epoch, where, epochs)
                 except LogError as error:
                     request.error = error
                     continue
@@ -401,8 +410,30 @@ class SqliteEventLog:
             connection.executemany(
                 "UPDATE partitions SET end_offset = ? WHERE id = ?", [(end, identity) for identity, end in ends.items()]
             )
+            connection.executemany(
+                "UPDATE partitions SET epoch = ? WHERE id = ?",
+                [(epoch, identity) for identity, epoch in epochs.items()],
+            )
         for request, positions in placed:
             request.positions = positions
+
+    @staticmethod
+    def _raise_epochs(
+        connection: sqlite3.Connection,
+        request: _Append,
+        epoch: int,
+        where: Sequence[tuple[int, int]],
+        epochs: dict[int, int],
+    ) -> None:
+        """Hold an append's epoch against the highest of its partitions, and note it there. Raises StaleEpoch."""
+        wanted = {identity: (record.topic, n) for record, (n, identity) in zip(request.records, where, strict=True)}
+        for identity, (topic, number) in wanted.items():
+            highest = epochs.get(identity)
+            if highest is None:
+                (highest,) = connection.execute("SELECT epoch FROM partitions WHERE id = ?", (identity,)).fetchone()
+            if epoch < highest:
+                raise StaleEpoch(f"epoch {epoch} is below {highest}, which has taken over {topic}/{number}")
+        epochs.update(dict.fromkeys(wanted, epoch))
 
     def _place(self, topics: dict[str, Topic], record: _Prepared) -> tuple[int, int]:
         topic = topics.get(record.topic)
@@ -419,10 +450,12 @@ class SqliteEventLog:
             number = next(self._spread) % len(topic.partition_ids)
         return number, topic.partition_id(number)
 
-    def publisher(self, topic: str) -> SqlitePublisher:
+    def publisher(self, topic: str, *, epoch: int | None = None) -> SqlitePublisher:
         """A publisher of its own for one thread (see `EventLog.publisher`). Raises UnknownTopic."""
         return SqlitePublisher(
-            self.append, topic, self._file.attempt(lambda c: self._topic_in(c, topic)).spec.max_record_bytes
+            partial(self.append, epoch=epoch),
+            topic,
+            self._file.attempt(lambda c: self._topic_in(c, topic)).spec.max_record_bytes,
         )
 
     # Reading
