@@ -170,6 +170,14 @@ class LedgerContract:
         assert [s.key for s in ledger.dirty(10, min_age_ms=10)] == ["2:01", "2:02", "2:03"]
         assert ledger.dirty(0) == []
 
+    def test_a_backfills_low_zooms_come_last_and_live_tiles_keep_their_order(self, ledger: Ledger) -> None:
+        keys = ["1:0", "10:1202001332", "2:00", "2:01", "9:120200133"]
+        ledger.write_manifest("m", "Region", "backfill", keys)
+        ledger.mark_manifest("m")
+        assert [s.key for s in ledger.dirty(9)] == ["10:1202001332", "9:120200133", "2:00", "2:01", "1:0"]
+        ledger.mark(keys)
+        assert [s.key for s in ledger.dirty(9)] == sorted(keys)
+
     def test_a_tile_under_both_marks_is_live(self, ledger: Ledger) -> None:
         ledger.mark([TILE], kind="live")
         ledger.mark([TILE], kind="backfill")

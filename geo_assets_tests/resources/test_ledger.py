@@ -360,7 +360,8 @@ class AgainstTheModel(RuleBasedStateMachine):
                 assert state.dirty_since_ms == tile["since"]
         free = [k for k in self.keys if self.tiles[k]["until"] <= self.clock.now and self.workable(k)]
         live = {k: self.tiles[k]["live"] > self.tiles[k]["built"] for k in self.keys}
-        order = sorted(free, key=lambda k: (not live[k], self.tiles[k]["since"], k))
+        zoom = {k: 0 if live[k] else -int(k.partition(":")[0]) for k in free}
+        order = sorted(free, key=lambda k: (not live[k], self.tiles[k]["since"], zoom[k], k))
         assert [state.key for state in self.ledger.dirty(10)] == order
         counts = self.ledger.counts()
         assert counts.dirty_live == sum(self.workable(k) and live[k] for k in self.keys)

@@ -58,13 +58,13 @@ class Reading(LedgerTables):
     def dirty(
         self, limit: int, *, kind: MarkKind | None = None, min_age_ms: int = 0, unleased: bool = True
     ) -> list[TileState]:
-        """Dirty tiles in order of work: live before backfill, then since when they are dirty, then key."""
+        """Dirty tiles in order of work: live before backfill, then since when they are dirty, then zoom and key."""
         now = self._now()
         free = "AND lease_until_ms <= %(now)s" if unleased else ""
         rows = self.rows(
             f"""SELECT {STATE} FROM tile
                 WHERE work IS NOT NULL AND work BETWEEN %(first)s AND %(last)s AND dirty_since_ms <= %(oldest)s {free}
-                ORDER BY work, dirty_since_ms, key LIMIT %(limit)s""",
+                ORDER BY work, dirty_since_ms, work * -zoom, key LIMIT %(limit)s""",
             {
                 "first": 1 if kind == "backfill" else 0,
                 "last": 0 if kind == "live" else 1,

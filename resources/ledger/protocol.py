@@ -254,6 +254,8 @@ class Ledger(Protocol):
     ) -> list[TileState]:
         """Dirty tiles in order of work: live before backfill, then since when they are dirty, then key.
 
+        Of a backfill the deepest zooms come first: a low zoom holds everything, and built last it is built once, with
+        whatever was edited meanwhile.
         Leaves out tiles given up at their newest mark and, with `unleased`, those under a lease that has not expired.
         `kind='live'`: only those with a live mark above built; `'backfill'`: only those without one.
         """

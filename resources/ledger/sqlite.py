@@ -113,15 +113,16 @@ class SqliteLedger:
     def dirty(
         self, limit: int, *, kind: MarkKind | None = None, min_age_ms: int = 0, unleased: bool = True
     ) -> list[TileState]:
-        """Dirty tiles in order of work: live before backfill, then since when they are dirty, then key."""
+        """Dirty tiles in order of work: live before backfill, then since when they are dirty, then zoom and key."""
         now = self._now()
         free = "AND lease_until_ms <= ?" if unleased else "AND ? IS NOT NULL"
-        query = f"""SELECT {_STATE} FROM tile WHERE work = ? AND dirty_since_ms <= ? {free}
-                    ORDER BY dirty_since_ms, key LIMIT ?"""
+        orders = ("dirty_since_ms, key", "dirty_since_ms, zoom DESC, key")
         found: list[TileState] = []
         with self._file.reading() as db:
             for work in (0, 1) if kind is None else (0,) if kind == "live" else (1,):
                 if len(found) < limit:
+                    query = f"""SELECT {_STATE} FROM tile WHERE work = ? AND dirty_since_ms <= ? {free}
+                                ORDER BY {orders[work]} LIMIT ?"""
                     rows = db.execute(query, (work, _oldest(now, min_age_ms), now, limit - len(found)))
                     found.extend(_state(row) for row in rows)
         return found
