@@ -52,7 +52,7 @@ class Positions:
         )  # fmt: skip
 
 
-class _Position(msgspec.Struct):
+class _Position(msgspec.Struct, gc=False):
     event_time_ms: int
     device_id: str | None = None
     lon: float = 0.0
@@ -62,7 +62,6 @@ class _Position(msgspec.Struct):
 
 _decode = msgspec.json.Decoder(_Position).decode
 _NOTHING = _Position(0)
-_NAN = float("nan")
 
 
 def tick_value(time_ms: int) -> bytes:
@@ -89,6 +88,36 @@ def read_positions(
         The columns, and the rows that are no position (for the dead letters). Such a row stays as a record that says
         nothing, so that offsets move past it.
     """
+    found, poison = _decoded(values)
+    accuracy: list[float | None] = [p.accuracy_m for p in found]
+    times = [p.event_time_ms for p in found]
+    try:
+        time_ms = np.array(times, np.int64)
+    except OverflowError:
+        # A time that is no int64 is out of range in any case.
+        time_ms = np.array([time if -(1 << 62) < time < 1 << 62 else 0 for time in times], np.int64)
+    # Lists first: an array takes a list's numbers three times as fast as a generator's. None becomes NaN.
+    return (
+        Positions(
+            [p.device_id for p in found],
+            np.array([p.lon for p in found], np.float64),
+            np.array([p.lat for p in found], np.float64),
+            np.array(accuracy, np.float64),
+            time_ms,
+            np.asarray(received_ms, np.int64),
+            np.asarray(partition, np.int64),
+            np.asarray(offset, np.int64),
+        ),
+        poison,
+    )
+
+
+def _decoded(values: Sequence[bytes | None]) -> tuple[list[_Position], list[int]]:
+    """What values say, and the rows that say nothing."""
+    try:
+        return list(map(_decode, values)), []  # pyright: ignore[reportArgumentType]
+    except (TypeError, msgspec.MsgspecError, UnicodeDecodeError):
+        pass
     found: list[_Position] = []
     poison: list[int] = []
     for row, value in enumerate(values):
@@ -97,20 +126,4 @@ def read_positions(
         except (msgspec.MsgspecError, UnicodeDecodeError):
             found.append(_NOTHING)
             poison.append(row)
-    count = len(found)
-    accuracy = (_NAN if p.accuracy_m is None else p.accuracy_m for p in found)
-    # A time that is no int64 is out of range in any case.
-    times = (p.event_time_ms if -(1 << 62) < p.event_time_ms < 1 << 62 else 0 for p in found)
-    return (
-        Positions(
-            [p.device_id for p in found],
-            np.fromiter((p.lon for p in found), np.float64, count),
-            np.fromiter((p.lat for p in found), np.float64, count),
-            np.fromiter(accuracy, np.float64, count),
-            np.fromiter(times, np.int64, count),
-            np.asarray(received_ms, np.int64),
-            np.asarray(partition, np.int64),
-            np.asarray(offset, np.int64),
-        ),
-        poison,
-    )
+    return found, poison

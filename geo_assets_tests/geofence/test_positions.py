@@ -3,6 +3,9 @@ from __future__ import annotations
 import json
 import math
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from geo_assets.events.models import PositionEvent
 from geo_assets.events.records import position_value
 from geo_assets.geofence.positions import read_positions, tick_value
@@ -40,3 +43,24 @@ def test_a_time_beyond_64_bits_is_out_of_range_like_any_other() -> None:
     columns, poison = read_positions([b'{"device_id":"d","event_time_ms":%d}' % (1 << 63)], [0], [0], [NOON])
     assert not poison
     assert columns.time_ms.tolist() == [0]
+
+
+ODD = [
+    b'{"device_id":"a","event_time_ms":1}',
+    b'{"device_id":"b","event_time_ms":2}\n',
+    b'{"device_id":"c",\n"event_time_ms":3}',
+    b'{"event_time_ms":4}{"event_time_ms":5}',
+    b'{"event_time_ms":7}\n{"event_time_ms":8}',
+    b'\r{"event_time_ms":10}',
+    *(b'{"event_time_ms":6,', b'"device_id":"d"}', b'{"device_id":"', b'","event_time_ms":9}'),
+    *(b"", b" ", b"\n", b"\r", b"1", b"[]", None),
+]
+
+
+@given(st.lists(st.sampled_from(ODD), max_size=6))
+def test_each_record_is_judged_by_itself_whatever_stands_beside_it(values: list[bytes | None]) -> None:
+    columns, poison = read_positions(values, [0] * len(values), list(range(len(values))), [NOON] * len(values))
+    alone = [read_positions([value, None], [0, 0], [0, 1], [NOON, NOON]) for value in values]
+    assert poison == [row for row, (_, bad) in enumerate(alone) if 0 in bad]
+    assert list(columns.device) == [one.device[0] for one, _ in alone]
+    assert columns.time_ms.tolist() == [int(one.time_ms[0]) for one, _ in alone]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from types import NoneType
 
-from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from resources.event_log.kafka_cluster import KafkaCluster, base_settings, made
 from resources.event_log.kafka_faults import PASSING, UNKNOWN_TOPIC, Watch, error_of
@@ -78,13 +79,15 @@ class KafkaFollower:
             first = consumer.poll(timeout_s)
             if first is not None:
                 messages = [first, *consumer.consume(max_records - 1, 0.0)] if max_records > 1 else [first]
-        good = [message for message in messages if message.error() is None]
-        if len(good) < len(messages):
-            for message in messages:
-                if message.error() is not None:
-                    self._hear(message)
-        if good:
-            taken = self._sliced(good)
+        errors = list(map(Message.error, messages))
+        # By type: an error of Kafka's refuses to be compared with None.
+        if not set(map(type, errors)) <= {NoneType}:
+            for message, error in zip(messages, errors, strict=True):
+                if error is not None:
+                    self._hear(error, message)
+            messages = [message for message, error in zip(messages, errors, strict=True) if error is None]
+        if messages:
+            taken = self._sliced(messages)
             if len(taken):
                 return taken
         self._tell()
@@ -104,10 +107,8 @@ class KafkaFollower:
             ahead[partition] = offset + 1
         return found
 
-    def _hear(self, message: Message) -> None:
-        error, partition = message.error(), message.partition()
-        assert error is not None
-        code = error.code()
+    def _hear(self, error: KafkaError, message: Message) -> None:
+        code, partition = error.code(), message.partition()
         if code == KafkaError._PARTITION_EOF:
             self._eof[partition or 0] = message.offset() or 0
         elif code == KafkaError._AUTO_OFFSET_RESET and partition is not None and partition >= 0:
@@ -186,10 +187,11 @@ def _slice(messages: list[Message], topic: str) -> Slice:
     def record(place: int) -> Record:
         return record_of(messages[place], topic)
 
+    # By `map`: a call of a method from a comprehension takes twice as long.
     return Slice(
-        [message.partition() for message in messages],  # pyright: ignore[reportArgumentType]
-        [message.offset() for message in messages],  # pyright: ignore[reportArgumentType]
-        [message.value() for message in messages],  # pyright: ignore[reportArgumentType]
-        [0 if kind == TIMESTAMP_NOT_AVAILABLE else stamp for kind, stamp in (m.timestamp() for m in messages)],
+        list(map(Message.partition, messages)),  # pyright: ignore[reportArgumentType]
+        list(map(Message.offset, messages)),  # pyright: ignore[reportArgumentType]
+        list(map(Message.value, messages)),  # pyright: ignore[reportArgumentType]
+        [stamp for _, stamp in map(Message.timestamp, messages)],
         record,
     )
