@@ -14,11 +14,13 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import osmium
+import osmium.geom
 import shapely
 
 from geo_assets.simulation.routes import KINDS, METRES_A_DEGREE, Kind, Route, write_routes
@@ -32,9 +34,11 @@ STOPS = 5
 """Places of a route at which a device stops."""
 
 _ROADS = frozenset(
-    "primary primary_link secondary secondary_link tertiary tertiary_link unclassified residential living_street "
-    "service".split()
-)
+    {
+        "primary", "primary_link", "secondary", "secondary_link", "tertiary", "tertiary_link", "unclassified",
+        "residential", "living_street", "service",
+    }
+)  # fmt: skip
 _WALKS = _ROADS | {"footway", "pedestrian", "path", "steps", "cycleway"}
 _RIDES = _ROADS | {"cycleway", "path", "pedestrian"}
 _CLOSED = frozenset({"no", "private", "use_sidepath", "service"})
@@ -131,9 +135,7 @@ class Streets:
         """Every stretch, lon/lat."""
         for node, edges in self.ways.items():
             for target, _ in edges:
-                yield shapely.LineString(
-                    [(self.lon[node], self.lat[node]), (self.lon[target], self.lat[target])]
-                )
+                yield shapely.LineString([(self.lon[node], self.lat[node]), (self.lon[target], self.lat[target])])
 
 
 def _metres(one: tuple[float, ...], other: tuple[float, ...]) -> float:
@@ -178,8 +180,9 @@ def both_ways(tags: Mapping[str, str], kind: Kind) -> bool:
 
 def read_streets(path: Path = EXTRACT) -> dict[Kind, Streets]:
     """The three networks of an extract."""
-    networks = {kind: Streets() for kind in KINDS}
-    for item in osmium.FileProcessor(str(path)).with_locations():
+    networks: dict[Kind, Streets] = {kind: Streets() for kind in KINDS}
+    processor: Any = osmium.FileProcessor(str(path)).with_locations()
+    for item in processor:
         if not item.is_way() or "highway" not in item.tags:
             continue
         tags = {tag.k: tag.v for tag in item.tags}
@@ -191,7 +194,7 @@ def read_streets(path: Path = EXTRACT) -> dict[Kind, Streets]:
         for kind, streets in networks.items():
             if not open_to(tags, kind):
                 continue
-            for one, other in zip(nodes, nodes[1:], strict=False):
+            for one, other in pairwise(nodes):
                 if one is not None and other is not None:
                     streets.add(one, other, both_ways(tags, kind))
     return networks
@@ -224,14 +227,15 @@ def make_routes(networks: Mapping[Kind, Streets]) -> list[Route]:
 
 
 def make_fences(path: Path = EXTRACT) -> dict[str, Any]:
-    """The fences as a FeatureCollection, ready to be posted one by one."""
+    """The fences as a FeatureCollection, ready to be imported, or to be posted one by one."""
     wanted = {where: (name, members) for name, (where, members) in SQUARES.items()}
-    areas: dict[str, tuple[str, shapely.Geometry]] = {}
-    streets: dict[str, list[shapely.LineString]] = defaultdict(list)
-    tracks: list[shapely.LineString] = []
-    harbour: tuple[str, shapely.Point] | None = None
+    areas: dict[str, tuple[str, Any]] = {}
+    streets: dict[str, list[Any]] = defaultdict(list)
+    tracks: list[Any] = []
+    harbour: tuple[str, Any] | None = None
     factory = osmium.geom.WKBFactory()
-    for item in osmium.FileProcessor(str(path)).with_areas():
+    processor: Any = osmium.FileProcessor(str(path)).with_areas()
+    for item in processor:
         tags = {tag.k: tag.v for tag in item.tags}
         if item.is_area():
             where = f"{'w' if item.from_way() else 'r'}{item.orig_id()}"
@@ -255,25 +259,29 @@ def make_fences(path: Path = EXTRACT) -> dict[str, Any]:
         beside = shapely.union_all(streets[street]).buffer(10 / METRES_A_DEGREE)
         pieces = shapely.intersection(np.array(tracks), beside)
         merged = shapely.line_merge(shapely.union_all(shapely.set_precision(pieces, 1e-7)))
-        lines = [line for line in shapely.get_parts(merged).tolist() if line.length * METRES_A_DEGREE > 60]
-        line = shapely.MultiLineString(sorted(lines, key=lambda line: line.coords[0])).simplify(0.00001)
+        lines: list[Any] = [line for line in shapely.get_parts(merged).tolist() if line.length * METRES_A_DEGREE > 60]
+        line: Any = shapely.MultiLineString(sorted(lines, key=_start)).simplify(0.00001)
         features.append(_fence(name, f"Tram, {street}", line, members))
     assert harbour is not None
     features.append(_fence(HARBOUR[0], harbour[0], harbour[1], HARBOUR[2]))
     return {"type": "FeatureCollection", "attribution": ATTRIBUTION, "features": features}
 
 
-def _plain(shape: shapely.Geometry) -> shapely.Geometry:
+def _start(line: Any) -> tuple[float, ...]:
+    return line.coords[0]
+
+
+def _plain(shape: Any) -> Any:
     return shape.geoms[0] if shape.geom_type == "MultiPolygon" and len(shape.geoms) == 1 else shape
 
 
-def _fence(name: str, said: str, shape: shapely.Geometry, members: Mapping[str, Any]) -> dict[str, Any]:
+def _fence(name: str, said: str, shape: Any, members: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "type": "Feature",
         "id": name,
         "version": 1,
-        "name": said,
-        **members,
+        "layer": "fences",
+        "properties": {"name": said, **members},
         "geometry": json.loads(shapely.to_geojson(shapely.set_precision(shape, 1e-7))),
     }
 
@@ -285,7 +293,7 @@ def files() -> dict[Path, bytes]:
     head = json.dumps({**fences, "features": None}, ensure_ascii=False).replace("null", f"[\n{features}\n]")
     return {
         FOLDER / "routes.json": write_routes(make_routes(read_streets()), attribution=ATTRIBUTION),
-        FOLDER / "fences.json": (head + "\n").encode(),
+        FOLDER / "fences.geojson": (head + "\n").encode(),
     }
 
 

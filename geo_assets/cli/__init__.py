@@ -8,7 +8,22 @@ from typing import Any
 
 import typer
 
-from geo_assets.cli import backfill, backup, data, doctor, letters, migrate, routing, schemas, serve, status, tile, up
+from geo_assets.cli import (
+    backfill,
+    backup,
+    data,
+    doctor,
+    letters,
+    migrate,
+    routing,
+    schemas,
+    serve,
+    simulate,
+    status,
+    tile,
+    tileset,
+    up,
+)
 from geo_assets.cli.answers import CliError, complain
 
 app = typer.Typer(
@@ -38,7 +53,22 @@ def _settings(
         os.environ["GEO_ASSETS_LOG_LEVEL"] = log_level
 
 
-for family in (up, serve, routing, data, backfill, status, letters, tile, doctor, schemas, migrate, backup):
+for family in (
+    up,
+    simulate,
+    serve,
+    routing,
+    data,
+    backfill,
+    status,
+    letters,
+    tile,
+    tileset,
+    doctor,
+    schemas,
+    migrate,
+    backup,
+):
     family.register(app)
 
 

@@ -20,10 +20,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from geo_assets.services.sole_up import SoleUp
-    from geo_assets.services.supervisor import Supervisor
+    from geo_assets.services.supervisor import Child, Supervisor
     from geo_assets.settings import Settings
 
-COLOURS = {"edge": "cyan", "ingest": "magenta", "tiles": "green", "dagster": "blue", "sample": "yellow", "up": "white"}
+COLOURS = {
+    "edge": "cyan",
+    "ingest": "magenta",
+    "tiles": "green",
+    "dagster": "blue",
+    "sample": "yellow",
+    "simulate": "yellow",
+    "up": "white",
+}
 
 
 def register(app: typer.Typer) -> None:
@@ -45,6 +53,8 @@ def up(
     switch_stack: bool = typer.Option(
         False, "--switch-stack", help="Let this home leave the services it works on; what they hold stays there."
     ),
+    simulate: bool = typer.Option(False, "--simulate", help="Have devices move through the sample city."),
+    devices: int = typer.Option(200, min=1, help="How many, with --simulate."),
     verbose: bool = typer.Option(False, "--verbose", "-v", help="Show every line that Dagster prints."),
 ) -> None:
     """Run everything here until Ctrl-C: edge, ingest, tile server, Dagster's UI and daemon.
@@ -99,7 +109,8 @@ def up(
         supervisor.start(Child("dagster", dagster_home.command(current), environment, stop_signal=signal.SIGINT))
         for name in ("edge", "ingest", "tiles"):
             supervisor.start(Child(name, [*me, name]))
-        _run(supervisor, current, printer, asked, me if sample else None, open_browser)
+        moving = Child("simulate", simulate_command(me, devices)) if simulate else None
+        _run(supervisor, current, printer, asked, me if sample else None, open_browser, moving)
     finally:
         printer.line("up", "stopping")
         supervisor.stop()
@@ -115,6 +126,7 @@ def _run(
     asked: threading.Event,
     sample: list[str] | None,
     open_browser: bool,
+    moving: Child | None,
 ) -> None:
     from geo_assets.services import sample as samples
 
@@ -148,10 +160,17 @@ def _run(
         if samples.progress(current, say):
             ready = True
             printer.banner(current, time.monotonic() - started)
+            if moving is not None:
+                supervisor.start(moving)  # Once there is an edge to send to.
             if open_browser:
                 import webbrowser
 
                 webbrowser.open(current.tiles_url)
+
+
+def simulate_command(me: list[str], devices: int) -> list[str]:
+    """The command line of the simulator that runs beside the services until they end."""
+    return [*me, "simulate", "--devices", str(devices), "--minutes", "0", "--prefix", "", "--every", "60"]
 
 
 def answers(url: str) -> bool:

@@ -6,14 +6,20 @@ import json
 import shlex
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from importlib import resources as packaged
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import shapely
 
+from geo_assets.events.models import FenceEvent
+from geo_assets.services.event_records import event_record
 from geo_assets.services.importer import Imported, import_reading
+from geo_assets.services.reading.reading import Reading, Unfit
 from geo_assets.stack import Stack
 
 if TYPE_CHECKING:
@@ -27,6 +33,11 @@ BUILDING = "sample-building"
 
 IMPORTED = "sample-imported"
 """Ledger value: id of the manifest of the sample's import."""
+
+FENCED = "sample-fences"
+"""Ledger value: that the sample's fences are here, as features of a layer (`drawn`) or on [fences] alone (`sent`)."""
+
+FENCES = "fences.geojson"
 
 EAST = (0.0009, 0.0)
 """How far the ready-made edit moves its building: lon, lat in degrees, some fifty metres."""
@@ -44,23 +55,76 @@ def folder() -> Path:
 
 
 def ensure(settings: Settings, say: Callable[[str], None], stop: threading.Event) -> None:
-    """Import the sample if that was not done yet."""
+    """Import the sample's features and fences, if that was not done yet."""
+    with Stack(settings) as stack:
+        fresh = stack.ledger.get_value(IMPORTED) is None
+        if fresh:
+            say("importing central Helsinki (© OpenStreetMap contributors, ODbL)")
+        elif stack.ledger.get_value(FENCED) is not None:
+            _write_edit(stack, settings)
+            return
+        drawn = any(layer.fences for layer in stack.layers.layers)
+        readings = [_city()] if fresh else []
+        if drawn:
+            readings.append(_fences())
+        else:
+            # A home whose layers were written before there were fences among them.
+            send_fences(stack)
+        if readings:
+            source = next(iter(stack.sources.values()))
+            done = import_reading(stack, _joined(readings), source, stop=stop)
+            if stop.is_set():
+                return
+            if fresh:
+                stack.ledger.set_value(IMPORTED, done.manifest.id if done.manifest is not None else "")
+            say(summary(done))
+        stack.ledger.set_value(FENCED, "drawn" if drawn else "sent")
+        _write_edit(stack, settings)
+
+
+def _city() -> Reading:
     from geo_assets.services.reading import open_file
     from geo_assets.services.reading.mapping import load_mapping
 
-    with Stack(settings) as stack:
-        if stack.ledger.get_value(IMPORTED) is not None:
-            _write_edit(stack, settings)
-            return
-        say("importing central Helsinki (© OpenStreetMap contributors, ODbL)")
-        reading = open_file(folder() / "helsinki.osm.pbf", load_mapping(folder() / "mapping.yaml"))
-        source = next(iter(stack.sources.values()))
-        done = import_reading(stack, reading, source, stop=stop)
-        if stop.is_set():
-            return
-        stack.ledger.set_value(IMPORTED, done.manifest.id if done.manifest is not None else "")
-        say(summary(done))
-        _write_edit(stack, settings)
+    return open_file(folder() / "helsinki.osm.pbf", load_mapping(folder() / "mapping.yaml"))
+
+
+def _fences() -> Reading:
+    from geo_assets.services.reading import open_file
+
+    return open_file(folder() / FENCES)
+
+
+def _joined(readings: Sequence[Reading]) -> Reading:
+    """One after the other, so that each tile is built once for all of them; coordinates are lon/lat in each."""
+
+    def read(left_out: Counter[str]) -> Iterator[bytes | Unfit]:
+        for reading in readings:
+            yield from reading.read(left_out)
+
+    return replace(readings[0], total=None, read=read)
+
+
+def send_fences(stack: Stack) -> int:
+    """Send the sample's fences, as their source would through the edge; how many.
+
+    Their version is 1: what people made of them since is newer, and stays.
+    """
+    source = next(iter(stack.sources))
+    features = json.loads((folder() / FENCES).read_text(encoding="utf-8"))["features"]
+    now_ms = time.time_ns() // 1_000_000
+    stack.log.append(
+        [
+            event_record(
+                FenceEvent.model_validate(feature),
+                source=source,
+                event_id=f"sample-fence-{feature['id']}",
+                received_ms=now_ms,
+            )
+            for feature in features
+        ]
+    )
+    return len(features)
 
 
 def summary(done: Imported) -> str:
