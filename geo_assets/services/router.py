@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -211,8 +212,10 @@ class Router:
         if self._closed:
             return self._held == 0
         deadline = time.monotonic() + timeout_s
-        while self._held and time.monotonic() < deadline and self.breaker.closed and self._fault is None:
-            self._work_or_wait(0.01)
+        # What was pulled is the next run's where this one was replaced; outside callers' triggers go to the spool.
+        with suppress(Replaced):
+            while self._held and time.monotonic() < deadline and self.breaker.closed and self._fault is None:
+                self._work_or_wait(0.01)
         self._closed = True
         with self._idle:
             self._idle.notify_all()

@@ -388,26 +388,21 @@ def expected_of(stack: Stack, changes: Sequence[Change]) -> dict[str, list[Told]
     first = changes[0].fences
     assert first is not None
     assert not any(changes[0].offsets.values()), "the first snapshot was not seen"
-    reference = Reference(first, Rules(lateness_ms=LATENESS_MS))
-    records = {p: stack_records(stack, p) for p in stack.log.extents(topics.POSITIONS)}
-    at = dict.fromkeys(records, 0)
-
-    def feed(offsets: dict[int, int]) -> None:
-        for partition, some in records.items():
-            while at[partition] < len(some) and some[at[partition]].offset < offsets.get(partition, 0):
-                reference.feed(some[at[partition]])
-                at[partition] += 1
-
-    for change in changes[1:]:
-        feed(change.offsets)
-        if change.fences is not None:
-            reference.adopt(change.fences)
-        if change.forgotten is not None:
-            reference.devices.pop(change.forgotten, None)
-    feed(dict.fromkeys(records, 1 << 60))
     found: dict[str, list[Told]] = defaultdict(list)
-    for told in reference.told:
-        found[told.device].append(told)
+    for partition in stack.log.extents(topics.POSITIONS):
+        # A device's records are in one partition, and no other's watermark concerns it.
+        reference, records, at = Reference(first, Rules(lateness_ms=LATENESS_MS)), stack_records(stack, partition), 0
+        for change in (*changes[1:], Change({partition: 1 << 60})):
+            while at < len(records) and records[at].offset < change.offsets.get(partition, 0):
+                reference.feed(records[at])
+                at += 1
+            if change.fences is not None:
+                reference.next.setdefault(partition, 0)
+                reference.adopt(change.fences)
+            if change.forgotten is not None:
+                reference.devices.pop(change.forgotten, None)
+        for told in reference.told:
+            found[told.device].append(told)
     return dict(found)
 
 
