@@ -58,7 +58,8 @@ class Settings(BaseSettings):
     max_vertices: int = Field(default=1_000_000, ge=4, description="Vertices one feature may have.")
     ingest_workers: int = Field(default=2, ge=1)
     build_workers: int = Field(default=2, ge=1, description="Processes that encode tiles in one run.")
-    build_timeout_s: float = Field(default=120.0, gt=0, description="Longest a single tile may take to build.")
+    # A low zoom of a whole country is one tile of millions of vertices: minutes, and no fault.
+    build_timeout_s: float = Field(default=900.0, gt=0, description="Longest a single tile may take to build.")
     max_attempts: int = Field(default=3, ge=1, description="Builds of a tile that may fail before it is a dead letter.")
 
     # Retention: the guard and the tombstones outlive the log twice, so that no replay finds them gone.
@@ -67,6 +68,9 @@ class Settings(BaseSettings):
 
     manifest_cap: int = Field(
         default=20_000, ge=1, description="Tiles a backfill may touch without an explicit override."
+    )
+    plan_timeout_s: float = Field(
+        default=300.0, gt=0, description="Longest that a region's tiles may take to plan; a simpler shape takes less."
     )
     edit_cap: int = Field(default=2_000, ge=1, description="Tiles one edit marks at once; the rest becomes a manifest.")
     confirm_above: int = Field(default=2_000, ge=0, description="Tiles above which the command line asks.")
