@@ -172,12 +172,12 @@ def post(
 
 
 def erase(
-    source: str = typer.Option(None, help="Source whose features are erased."),
+    source: str = typer.Option(None, help="Source whose features and fences are erased."),
     layer: str = typer.Option(None, help="Only this layer."),
     device: str = typer.Option(None, help="Device that is forgotten: its place, and the fences it is in."),
     yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask."),
 ) -> None:
-    """Erase the features of a source from store and tiles, or forget a device.
+    """Erase the features of a source from store and tiles and its fences, or forget a device.
 
     Their ids stay as tombstones for twice the log's retention, so that a late or repeated event does not bring them
     back; an event with a higher version does. A device that sends positions again is a new one.
@@ -189,22 +189,29 @@ def erase(
             raise CliError("--layer goes with --source: a device is in none")
         _forget(device)
         return
-    from geo_assets.services.erasing import count_features, erase_features
+    from geo_assets.services.erasing import count_features, erase_features, erase_fences, fences_of
 
     with open_home() as stack:
-        if source not in stack.sources and not count_features(stack, source, layer):
+        count = count_features(stack, source, layer)
+        # A fence that was posted as such is in no layer.
+        fences = len(fences_of(stack, source)) if layer is None else 0
+        if source not in stack.sources and not count and not fences:
             raise CliError(
                 f"source {source!r} is not configured and has no features; there are {', '.join(stack.sources)}"
             )
-        count = count_features(stack, source, layer)
-        if not count:
+        if not count and not fences:
             out.print("nothing to erase")
             return
+        what = f"{count:,} features" + (f" and {fences:,} fences" if fences else "")
         if not yes:
             if not sys.stdin.isatty():
-                raise CliError(f"{count:,} features would be erased: say --yes")
-            typer.confirm(f"Erase {count:,} features of {source}?", abort=True)
+                raise CliError(f"{what} would be erased: say --yes")
+            typer.confirm(f"Erase {what} of {source}?", abort=True)
         erased = erase_features(stack, source, layer)
+        if layer is None:
+            erase_fences(stack, source)
+        if fences:
+            out.print(f"erased {fences:,} fences: whoever is in one leaves it while positions are routed")
         days = stack.settings.retention_s / 86_400
         out.print(f"erased {erased:,} features; their tiles are marked and are built anew while geo-assets is up")
         out.print(

@@ -452,7 +452,9 @@ def _unrolled_ring(ring: Floats, projected: bool) -> Floats:
         return ring
     steps = np.diff(ring[:, 0])
     if not projected:
-        long = np.abs(steps)
+        # An edge along a pole closes a ring over it: what was closed so before, as all that is stored, stays as it is.
+        polar = np.abs(ring[:, 1]) >= 90.0 - HAIR
+        long = np.where(polar[:-1] & polar[1:], 0.0, np.abs(steps))
         one_side = bool((ring[:, 1] > 0).all() or (ring[:, 1] < 0).all())
         if not (one_side and (long > 180.0).sum() == 1 and 270.0 <= long.max() < 360.0):
             return ring

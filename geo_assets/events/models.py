@@ -67,6 +67,9 @@ E = TypeVar("E", bound="Event")
 Kind = Literal["features", "tiles", "positions", "fences"]
 Action = Literal["create", "update", "delete"]
 
+FENCE_MEMBERS = ("radius_m", "width_m", "dwell_s", "hysteresis_m", "priority", "schedule", "name")
+"""What a fence says beside its ground: members of its Feature, or of the Feature's properties."""
+
 # What pydantic puts into a path for the member of a union that it tried.
 _UNION_TAG = re.compile(r"str|int|float|constrained-str|dict\[.*|function-.*")
 

@@ -183,6 +183,10 @@ def validate(feature_json: bytes, context: FeatureContext) -> ValidEdit:
     if action == "delete":
         return ValidEdit(key, event_id, "delete", source, feature_id, version, context.received_ms, DELETED)
     layer = _layer(event, properties, context)
+    if context.layers[layer].fences:
+        # A feature is stored with its properties alone: what a fence says beside them goes there.
+        extra = event.model_extra or {}
+        properties = {**properties, **{n: extra[n] for n in models.FENCE_MEMBERS if extra.get(n) is not None}}
     try:
         text = canonical(properties)
     except JsonError as fault:

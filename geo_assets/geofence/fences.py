@@ -8,6 +8,7 @@ Which positions a fence covers is asked of `index`; what follows from it is deci
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -32,8 +33,15 @@ from geo_assets.events.geometry import (
     to_wkb,
     unrolled,
 )
-from geo_assets.events.json_text import shorten
-from geo_assets.events.models import FenceEvent, envelope_error, feature_id_text
+from geo_assets.events.json_text import JsonError, loads, shorten
+from geo_assets.events.models import (
+    FENCE_MEMBERS,
+    EnvelopeError,
+    FenceEvent,
+    envelope_error,
+    feature_id_text,
+    parse,
+)
 from geo_assets.events.records import feature_key
 from geo_assets.geofence.geodesic import circle, corridor
 from geo_assets.geofence.schedule import Schedule
@@ -47,7 +55,8 @@ SET_VERSION = b"\x01"
 Outcome = Literal["applied", "stale", "duplicate", "version_conflict"]
 """Of a change: see `FenceSet.apply`."""
 
-_MEMBERS = ("radius_m", "width_m", "dwell_s", "hysteresis_m", "priority", "schedule", "name")
+MAX_CORNERS = 5_000
+"""Points of a fence of circles, or of the line of a corridor: each is a millisecond of joining them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,11 +272,62 @@ def fence_of(event: FenceEvent, *, source: str, revision: int, crs: str | None =
     )
 
 
+def members_of_feature(feature_id: str, version: int, geometry: bytes | None, properties: str) -> dict[str, Any]:
+    """The fence event that a stored feature is, as plain JSON values: what `[fences]` gets of it.
+
+    Tables have no objects, few empty cells and many doubles: a text of `schedule` is read as JSON, an empty text is no
+    value, and 5.0 is the priority 5.
+
+    Args:
+        feature_id: JSON text of its id.
+        version: Its version.
+        geometry: WKB, EPSG:4326 lon/lat.
+        properties: JSON object.
+    """
+    said: Mapping[str, Any] = loads(properties.encode())
+    members: dict[str, Any] = {name: said[name] for name in FENCE_MEMBERS if said.get(name) not in (None, "")}
+    schedule = members.get("schedule")
+    if isinstance(schedule, str):
+        with contextlib.suppress(JsonError):
+            members["schedule"] = loads(schedule.encode())
+    priority = members.get("priority")
+    if isinstance(priority, float) and priority.is_integer():
+        members["priority"] = int(priority)
+    shape = None
+    if geometry is not None:
+        # Tuples become the arrays that JSON has; numbers stay as they are.
+        shape = msgspec.json.decode(msgspec.json.encode(shapely.geometry.mapping(shapely.from_wkb(geometry))))
+    return {"type": "Feature", "id": loads(feature_id.encode()), "version": version, "geometry": shape, **members}
+
+
+def fence_of_feature(source: str, feature_id: str, version: int, geometry: bytes | None, properties: str) -> Fence:
+    """The fence that a feature is; arguments as of `members_of_feature`, and whose it is.
+
+    Raises:
+        Refused: It is none: reason, field, value and limit of the first fault.
+    """
+    try:
+        event = parse(FenceEvent, members_of_feature(feature_id, version, geometry, properties))
+        made = fence_of(event, source=source, revision=version)
+    except EnvelopeError as fault:
+        raise Refused("schema", _of_properties(fault.field), fault.value, fault.limit, fault.problem) from None
+    except Refused as fault:
+        raise Refused(fault.reason, _of_properties(fault.field), fault.value, fault.limit, fault.explanation) from None
+    assert isinstance(made, Fence)
+    return made
+
+
+def _of_properties(field: str | None) -> str | None:
+    return f"properties.{field}" if field is not None and field.split(".")[0] in FENCE_MEMBERS else field
+
+
 def _with_properties(event: FenceEvent) -> FenceEvent:
     """The event with the members that stand in its properties alone."""
     properties: Mapping[str, Any] = event.properties or {}
     found = {
-        name: properties[name] for name in _MEMBERS if getattr(event, name) is None and properties.get(name) is not None
+        name: properties[name]
+        for name in FENCE_MEMBERS
+        if getattr(event, name) is None and properties.get(name) is not None
     }
     if not found:
         return event
@@ -299,7 +359,10 @@ def _ground(event: FenceEvent, crs: str | None) -> BaseGeometry:
     check_range(box_of(shape))
     if not shapely.is_valid(shape):
         raise refuse(str(shapely.is_valid_reason(shape)))
-    return oriented(_widened(shape, event))
+    made = oriented(_widened(shape, event))
+    if (vertices := int(shapely.get_num_coordinates(made))) > MAX_VERTICES:
+        raise refuse("its circles or corridor have too many vertices", "too_large", vertices, str(MAX_VERTICES))
+    return made
 
 
 def _widened(shape: BaseGeometry, event: FenceEvent) -> BaseGeometry:
@@ -315,6 +378,8 @@ def _widened(shape: BaseGeometry, event: FenceEvent) -> BaseGeometry:
         return brought_back(shape)
     if len(dimensions) > 1:
         raise refuse("areas, lines and points are mixed", value=shape.geom_type, limit="area, points or lines")
+    if (corners := int(shapely.get_num_coordinates(shape))) > MAX_CORNERS:
+        raise refuse("too many points around which the fence would be drawn", "too_large", corners, str(MAX_CORNERS))
     if dimensions == {0}:
         if event.radius_m is None:
             raise Refused("schema", "radius_m", None, "> 0", "missing; a point covers nothing")

@@ -295,8 +295,8 @@ _TOPICS = (
         (_Message("fence", "A fence", "An area, or a point or line with `radius_m` around it.", "Fence",
                   (*_EVENT_HEADERS, topics.HEADER_CRS)),),
         (
-            _Operation("sendFences", "send", "The edge, what it accepted over HTTP; ingest and imports, of each feature "
-                       "of a layer that holds fences."),
+            _Operation("sendFences", "send", "The edge, what it accepted over HTTP; ingest and imports, of each "
+                       "feature of a layer that holds fences."),
         ),
     ),
     _Topic(

@@ -12,6 +12,7 @@ import shapely
 
 from geo_assets.events import topics
 from geo_assets.events.records import TileHint
+from geo_assets.services.fence_features import owed_fences
 from geo_assets.tiles.cover import covers
 from geo_assets.tiles.tile import Tile
 from resources.feature_store.protocol import Change, Feature, OutboxRow
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class DirtyPlan:
-    """Plans hints for a batch of changes. One instance a batch; it does no I/O.
+    """Plans hints, and what is owed to `[fences]`, for a batch of changes. One instance a batch; it does no I/O.
 
     Args:
         layers: The map's layers.
@@ -41,6 +42,7 @@ class DirtyPlan:
     def __call__(self, changes: Sequence[Change]) -> list[OutboxRow]:
         """Outbox rows of the changes: one a tile for hints or the manifest, one more for each edit that is too wide."""
         self.fresh = set()
+        fences = owed_fences(changes, self.layers)
         # The old and the new geometry, each at the zooms where it shows; one of them where nothing moved.
         sides: list[tuple[Change, Feature]] = []
         for change in changes:
@@ -49,7 +51,7 @@ class DirtyPlan:
                 before = None
             sides.extend((change, side) for side in (before, after) if side is not None and side.geometry is not None)
         if not sides:
-            return []
+            return fences
         found = covers(
             shapely.from_wkb([side.geometry for _, side in sides]),
             [side.min_zoom for _, side in sides],
@@ -58,7 +60,8 @@ class DirtyPlan:
             cap=self.edit_cap,
         )
         keys = found.keys()
-        rows = self._collected(keys) if self.manifest is not None else _hints(keys, found.feature.tolist(), sides)
+        rows = fences
+        rows += self._collected(keys) if self.manifest is not None else _hints(keys, found.feature.tolist(), sides)
         left: dict[int, tuple[Change, list[int]]] = {}
         for (change, side), last in zip(sides, found.complete_to.tolist(), strict=True):
             if last < side.max_zoom:

@@ -25,10 +25,11 @@ from geo_assets.events.records import MAX_PART_ID, parts_of_key
 from geo_assets.events.sources import is_source_name
 from geo_assets.geofence.fences import Fence, FenceSet, Removed, fence_of
 from geo_assets.geofence.index import FenceIndex
+from geo_assets.ports import inbox_object
 from geo_assets.services.dead_letters import write_dead_letters
 from geo_assets.services.lost_records import remember_loss, stop_if_told
 from resources.event_log.protocol import OffsetOutOfRange
-from resources.tile_store.protocol import TileStoreError
+from resources.tile_store.protocol import InvalidName, TileStoreError
 
 if TYPE_CHECKING:
     from geo_assets.stack import Stack
@@ -165,7 +166,7 @@ class FenceBook:
         letters: list[DeadLetter] = []
         for record in records:
             offsets[record.partition] = record.offset + 1
-            change = change_of(record, only)
+            change = self._change(record, only)
             if isinstance(change, Refused):
                 letters.append(_letter(record, change))
             else:
@@ -188,6 +189,18 @@ class FenceBook:
                 stale=outcomes.count("stale"), duplicate=outcomes.count("duplicate"), dead_letters=len(letters),
             )  # fmt: skip
         return Standing(following.revision, name, topic, offsets, len(following))
+
+    def _change(self, record: Record, only: str | None) -> Fence | Removed | Refused:
+        pointer = record.headers.get(topics.HEADER_POINTER)
+        if not pointer:
+            return change_of(record, only)
+        try:
+            body = self._stack.tiles.get(pointer) if pointer.startswith(inbox_object("")) else None
+        except InvalidName:
+            body = None
+        if body is None:
+            return Refused("missing_body", "pointer", shorten(pointer), None, "the inbox has no such body")
+        return change_of(record._replace(value=body), only)
 
     def _only_source(self, records: Sequence[Record]) -> str | None:
         """The only source there is, where there is but one and some record does not say its own."""

@@ -14,6 +14,7 @@ import structlog
 from geo_assets.services import garbage, outbox
 from geo_assets.services.announce import sweep_announcements, sweep_purges
 from geo_assets.services.dead_letters import now_ms
+from geo_assets.services.fence_features import send_fences
 from resources.guard.protocol import GuardUnavailable
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def sweep(stack: Stack, quiet: outbox.QuietImports | None = None) -> dict[str, i
     """
     return _each(
         {
+            "fences": lambda: send_fences(stack),
             "hints": lambda: outbox.send_hints(stack),
             "wide edits": lambda: len(outbox.plan_wide(stack)),
             "imports": lambda: outbox.sweep_imports(stack, quiet),

@@ -16,6 +16,7 @@ from geo_assets.events.dead_letter import DeadLetter, Refused
 from geo_assets.services import ingest_worker, outbox
 from geo_assets.services.dead_letters import now_ms, write_dead_letters
 from geo_assets.services.dirty import DirtyPlan
+from geo_assets.services.fence_features import send_fences
 from geo_assets.services.ingest_worker import Circumstances, FeatureResult, FeatureTask
 from geo_assets.services.pool import TaskFailed, WorkerPool
 from geo_assets.services.reading.reading import Reading, ReadingError, Unfit
@@ -168,6 +169,7 @@ def import_reading(
                     )  # fmt: skip
                     letters.append(_letter(at, index, raw, fault))
             plan.known |= plan.fresh
+            send_fences(stack)
             if outbox.manifest_or_none(stack, manifest_id) is not None:
                 taken_for_dead()
         write_dead_letters(stack, letters)

@@ -33,6 +33,7 @@ from geo_assets.services.callbacks import Callbacks, Told
 from geo_assets.services.dead_letters import now_ms, write_dead_letters
 from geo_assets.services.dirty import DirtyPlan
 from geo_assets.services.event_records import event_record, part_of
+from geo_assets.services.fence_features import send_fences
 from geo_assets.services.housekeeping import Housekeeper
 from geo_assets.services.ingest_worker import BodyResult, BodyTask, Circumstances, FeatureResult, FeatureTask
 from geo_assets.services.layer_changes import follow_layers
@@ -176,9 +177,9 @@ class Ingest:
 
     def _sweep(self) -> None:
         """What a predecessor stored and did not send."""
-        sent = outbox.send_hints(self.stack)
-        if sent:
-            log.info("sent hints that were owed", hints=sent)
+        fences, sent = send_fences(self.stack), outbox.send_hints(self.stack)
+        if sent or fences:
+            log.info("sent what was owed", hints=sent, fences=fences)
 
     def run_once(self, timeout_s: float = 0.0) -> int:
         """Work off one batch; how many records it had."""
@@ -221,6 +222,8 @@ class Ingest:
         self._pass_on(outcomes)
         self._step("dead letters")
         write_dead_letters(self.stack, [letter for outcome in outcomes for letter in outcome.letters])
+        self._step("send fences")
+        send_fences(self.stack)
         self._step("send hints")
         HINTS.inc(outbox.send_hints(self.stack))
         outbox.plan_wide(self.stack)

@@ -16,6 +16,7 @@ from geo_assets.events.collection import CollectionInfo
 from geo_assets.events.dead_letter import Refused
 from geo_assets.events.sources import Source
 from geo_assets.events.validate import FeatureContext, ValidEdit, validate
+from geo_assets.services.fence_features import check_fence
 from geo_assets.settings import Settings
 
 if TYPE_CHECKING:
@@ -123,8 +124,10 @@ def _read_body(task: BodyTask) -> BodyResult:
 
 def _validate(task: FeatureTask) -> FeatureResult:
     assert _settings is not None, "start() was not called"
+    assert _layers is not None, "start() was not called"
     try:
         edit = validate(task.raw, context_of(task, _settings, _layers))
+        check_fence(edit, _layers)
     except Refused as fault:
         return FeatureResult(task.index, task.raw, None, fault)
     return FeatureResult(task.index, b"", edit, None)

@@ -15,6 +15,10 @@ EXTENT = 4096
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
 
+_NOT_IN_TILES = frozenset({"description", "fences"})
+"""What is said of a layer and changes no tile."""
+
+
 class LayerError(ValueError):
     """A layer definition that cannot be: its field, value and limit are in the message."""
 
@@ -32,6 +36,7 @@ class Layer:
         simplify: Tolerance in pixels (of a 256-pixel tile) for lines and polygons below `max_zoom`; 0 keeps all.
         attributes: Properties that go into the tile; None takes all.
         description: One line for people; it reaches TileJSON, not the tile.
+        fences: Its features are geofences too: what is no fence is no feature of it.
 
     Raises:
         LayerError: A value outside its range.
@@ -44,6 +49,7 @@ class Layer:
     simplify: float = 0.5
     attributes: tuple[str, ...] | None = None
     description: str = ""
+    fences: bool = False
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -62,6 +68,8 @@ class Layer:
                 raise LayerError(f"layer {self.name}: {field_name} {value!r} is no number")
             if not 0 <= value <= 256:
                 raise LayerError(f"layer {self.name}: {field_name} {value} is outside 0..256 pixels")
+        if type(self.fences) is not bool:
+            raise LayerError(f"layer {self.name}: fences {self.fences!r} is neither true nor false")
 
 
 @dataclass(frozen=True, eq=True)
@@ -127,5 +135,5 @@ class LayerSet:
 
     def recipe_parameters(self) -> dict[str, Any]:
         """All of the definition that can change a tile's bytes, as plain JSON values: part of the recipe."""
-        layers = [{k: v for k, v in asdict(layer).items() if k != "description"} for layer in self.layers]
+        layers = [{k: v for k, v in asdict(layer).items() if k not in _NOT_IN_TILES} for layer in self.layers]
         return {"layers": layers, "buffer": self.buffer, "extent": self.extent, "max_zoom": self.max_zoom}

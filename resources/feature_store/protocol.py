@@ -79,10 +79,11 @@ class OutboxRow:
     """A hint owed to the log, written in the transaction of the edit that owes it.
 
     `kind` is `tiles` (key is a partition key, goes to the topic), `manifest` (key is a partition key, `group` names
-    the manifest it is collected for) or `wide` (`key` is `source:feature id`, `value` JSON with what is to be planned).
+    the manifest it is collected for), `wide` (`key` is `source:feature id`, `value` JSON with what is to be planned) or
+    `fence` (`key` is `source:feature id`, `value` a fence event, goes to the topic of fences).
     """
 
-    kind: Literal["tiles", "manifest", "wide"]
+    kind: Literal["tiles", "manifest", "wide", "fence"]
     key: str
     value: bytes
     headers: Mapping[str, str]
