@@ -268,9 +268,12 @@ class Tracker:
         if not len(batch):
             return batch
         partition, offset = batch.partition, batch.offset
-        first = int(partition[0])
-        if (partition == first).all() and offset[0] >= self._offsets.get(first, 0) and (np.diff(offset) > 0).all():
-            return batch
+        step = np.diff(partition)
+        if (step >= 0).all() and (np.diff(offset)[step == 0] > 0).all():
+            starts = np.concatenate(([0], np.flatnonzero(step) + 1))
+            known = [self._offsets.get(number, 0) for number in partition[starts].tolist()]
+            if (offset[starts] >= known).all():
+                return batch
         order = np.argsort(partition, kind="stable")
         parts: list[Ints] = []
         for rows in np.split(order, np.flatnonzero(np.diff(partition[order])) + 1):
