@@ -5,10 +5,13 @@ Named in dagster.yaml. Nothing here knows about tiles; what is written is exactl
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import sqlalchemy as db
@@ -29,11 +32,16 @@ from dagster._core.events import (
 from dagster._core.events.log import EventLogEntry
 from dagster._core.storage.event_log import SqliteEventLogStorage
 from dagster._core.storage.event_log.schema import SqlEventLogStorageTable
+from dagster._core.storage.sqlite import SQLITE_BUSY_TIMEOUT_SECONDS
 from dagster._serdes import ConfigurableClassData, serialize_value
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, Engine
 
 EVENTS_FOLDER = "events"
 """Under `base_dir`. Dagster takes every `*.db` beside its event index for a run's, so runs.db must not lie there."""
+
+
+INCREMENTAL = 2
+"""SQLite's `auto_vacuum` by which a file can give free pages back to the disk, a few at a time."""
 
 
 _PLAIN_METADATA: dict[type, tuple[str, str]] = {
@@ -67,6 +75,23 @@ class BatchingSqliteEventLogStorage(SqliteEventLogStorage):
     ) -> BatchingSqliteEventLogStorage:
         """The storage of a dagster.yaml: `base_dir` may be the folder of the other two storages."""
         return cls(base_dir=os.path.join(config_value["base_dir"], EVENTS_FOLDER), inst_data=inst_data)
+
+    def _initdb(self, engine: Engine, for_index_shard: bool = False) -> None:
+        # Before the first table is made, or never: afterwards only writing the whole file anew would change it.
+        path = engine.url.database
+        if path and not (os.path.exists(path) and os.path.getsize(path)):
+            with contextlib.closing(sqlite3.connect(path, timeout=SQLITE_BUSY_TIMEOUT_SECONDS)) as connection:
+                connection.execute(f"PRAGMA auto_vacuum = {INCREMENTAL}")
+                connection.execute("VACUUM")
+        super()._initdb(engine, for_index_shard)
+
+    @contextmanager
+    def _connect(self, shard: str) -> Iterator[Connection]:
+        # Retention deletes the databases of old runs, also of those that this process has looked at before.
+        if shard in self._initialized_dbs and not os.path.exists(self.path_for_shard(shard)):
+            self._initialized_dbs.discard(shard)
+        with super()._connect(shard) as connection:
+            yield connection
 
     def store_event_batch(self, events: Sequence[EventLogEntry]) -> None:
         """Store events of assets in one transaction for each run's database and one for the index.
