@@ -543,6 +543,7 @@ def run(settings: Settings, *, once: bool = False) -> None:
         RecordsLost: Retention took records unread, and `offset_out_of_range` is `stop`.
     """
     from geo_assets.events.crs import probe
+    from geo_assets.services.fence_keeper import FenceKeeper
     from geo_assets.services.metrics_port import serve_metrics
     from geo_assets.stack import Stack
 
@@ -554,6 +555,7 @@ def run(settings: Settings, *, once: bool = False) -> None:
         follow_layers(stack.ensure())
         ingest = Ingest(stack)
         housekeeper = Housekeeper(lambda: Stack(settings))
+        keeper = FenceKeeper(lambda: Stack(settings))
         metrics = None
         try:
             if once:
@@ -562,12 +564,14 @@ def run(settings: Settings, *, once: bool = False) -> None:
                 return
             metrics = serve_metrics(REGISTRY, settings.host, settings.ingest_port)
             housekeeper.start()
+            keeper.start()
             log.info("ingest is up", workers=settings.ingest_workers, host=socket.gethostname(), pid=os.getpid())
             ingest.run(stop)
         finally:
             if metrics is not None:
                 metrics()
-            if housekeeper.is_alive():
-                housekeeper.stop()
+            for thread in (housekeeper, keeper):
+                if thread.is_alive():
+                    thread.stop()
             ingest.close()
             log.info("ingest stopped")

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from geo_assets.services import openapi as oa
 from geo_assets.services.problems import MEDIA_TYPE as PROBLEM
-from geo_assets.services.tileserver import models
+from geo_assets.services.tileserver import models, published_api
 from geo_assets.tiles.tile import MAX_ZOOM
 
 JSON: Final = "application/json"
@@ -141,6 +141,7 @@ def operations(max_zoom: int) -> list[oa.Operation]:
             _document(models.PageConfig, "Configuration."),
             tag="page",
         ),
+        *published_api.operations(),
         oa.Operation(
             "get",
             "/healthz",

@@ -28,7 +28,7 @@ from geo_assets import configuration, ports
 from geo_assets.services import http_server, problems
 from geo_assets.services.purging import tile_path
 from geo_assets.services.tileserver import api, coverage, models, style
-from geo_assets.services.tileserver.drawing import Drawing, can_draw
+from geo_assets.services.tileserver.drawing import Drawing, can_draw, layer_of
 from geo_assets.services.tileserver.fences import MOST_FENCES, FenceMap
 from geo_assets.services.tileserver.http import (
     IMMUTABLE,
@@ -44,6 +44,7 @@ from geo_assets.services.tileserver.live import LiveHub, Wanted
 from geo_assets.services.tileserver.metrics import MEDIA_TYPE as METRICS_TYPE
 from geo_assets.services.tileserver.metrics import Metrics
 from geo_assets.services.tileserver.private import SameOrigin
+from geo_assets.services.tileserver.published import PublishedTilesets
 from geo_assets.services.tileserver.serving import IntegrityFault, TileReader, entity_tag
 from geo_assets.services.tileserver.static import INSTALL, PAGE, VENDOR, StaticFiles
 from geo_assets.services.tileserver.stream import ChangeHub, Filter, NotReady, TooManyClients
@@ -53,6 +54,7 @@ from resources.ledger.protocol import LedgerError
 from resources.tile_store.protocol import TileStoreError
 
 if TYPE_CHECKING:
+    from geo_assets.events.sources import Source
     from geo_assets.settings import Settings
     from geo_assets.tiles.layers import LayerSet
     from resources.event_log.protocol import EventLog
@@ -115,7 +117,14 @@ class _TileServer:
     """What the handlers share."""
 
     def __init__(
-        self, ledger: Ledger, tiles: TileStore, log: EventLog, layers: LayerSet, settings: Settings, options: Options
+        self,
+        ledger: Ledger,
+        tiles: TileStore,
+        log: EventLog,
+        layers: LayerSet,
+        settings: Settings,
+        options: Options,
+        source: Source | None,
     ) -> None:
         self.ledger, self.store, self.layers, self.settings, self.options = ledger, tiles, layers, settings, options
         self.metrics = Metrics(ledger)
@@ -137,7 +146,11 @@ class _TileServer:
             shows_devices=settings.shows_devices,
             max_clients=options.max_live_clients,
         )
-        self.drawing = Drawing(log, self.fences, settings.draw_source, self.metrics) if self.draws else None
+        self.drawing = (
+            Drawing(log, self.fences, settings.draw_source, layer_of(layers, source), self.metrics)
+            if self.draws
+            else None
+        )
         self.same_origin = SameOrigin(settings.tiles_url)
         self.files = StaticFiles()
         self.version = metadata.version("geo-assets")
@@ -281,6 +294,7 @@ class _TileServer:
             devices=self.settings.shows_devices,
             draw=self.draws,
             draw_source=self.settings.draw_source,
+            fence_layers=[layer.name for layer in self.layers.layers if layer.fences],
             install=INSTALL,
         )
         return _document(request, answer.model_dump_json().encode())
@@ -460,6 +474,8 @@ def create_app(
     layers: LayerSet,
     settings: Settings,
     options: Options | None = None,
+    *,
+    draw_source: Source | None = None,
 ) -> Starlette:
     """The tile server as an ASGI app. It opens and closes nothing: the ports are the caller's.
 
@@ -470,12 +486,13 @@ def create_app(
         layers: The map's layers.
         settings: Public URLs.
         options: How much the server takes on.
+        draw_source: The source of drawn fences, where it is known: it says whether they may be features of a layer.
 
     Returns:
         The app. A server calls `app.state.end_streams` before it waits for connections; `app.state.hub` is the hub of
         changes, `app.state.live` that of devices and triggers.
     """
-    server = _TileServer(ledger, tiles, log, layers, settings, options or Options())
+    server = _TileServer(ledger, tiles, log, layers, settings, options or Options(), draw_source)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -507,6 +524,7 @@ def create_app(
         "/readyz": server.readyz,
         "/metrics": server.prometheus,
         **dict.fromkeys((*PAGE, *VENDOR), server.static),
+        **PublishedTilesets(ledger, tiles, settings).handlers(),
     }
     app = Starlette(
         routes=[
@@ -553,7 +571,7 @@ def run(settings: Settings) -> None:
         ledger, tiles, log = ports.open_ledger(settings), ports.open_tile_store(settings), ports.open_log(settings)
         for port in (ledger, tiles, log):
             stack.callback(port.close)
-        app = create_app(ledger, tiles, log, layers, settings)
+        app = create_app(ledger, tiles, log, layers, settings, draw_source=_draw_source(settings))
         http_server.serve(
             app,
             host=settings.host,
@@ -563,6 +581,17 @@ def run(settings: Settings) -> None:
             forwarded_allow_ips=settings.forwarded_allow_ips,
             on_stop=app.state.end_streams,
         )
+
+
+def _draw_source(settings: Settings) -> Source | None:
+    """The source of drawn fences as it is configured here; None where it is not, as in a pod without secrets."""
+    if not settings.takes_fences:
+        return None
+    try:
+        return configuration.load_sources(settings).get(settings.draw_source)
+    except configuration.ConfigurationError as fault:
+        structlog.get_logger().info("drawn fences go to [fences] alone", reason=str(fault))
+        return None
 
 
 # -- answers ---------------------------------------------------------------------------------------------------------
@@ -619,6 +648,7 @@ def _kind(path: str) -> str:
         "metrics",
         "healthz",
         "readyz",
+        "tilesets",
         "tiles.json",
         "style.json",
         "openapi.json",
@@ -629,7 +659,9 @@ def _kind(path: str) -> str:
 
 def _known(handlers: Mapping[str, Any]) -> Any:
     return lambda path: (
-        path in handlers or (path.startswith("/tiles/") and path.endswith(".mvt") and path.count("/") == 4)
+        path in handlers
+        or (path.startswith("/tiles/") and path.endswith(".mvt") and path.count("/") == 4)
+        or path.startswith("/tilesets/")
     )
 
 

@@ -1,6 +1,8 @@
 """Fences that are drawn on the page: checked by a process that has the geometry library, then written as the edge does.
 
-The page holds no secret: who may save is decided by the setting, the origin (`private`) and whatever stands in front.
+Where the map has a layer of fences, they are features of it, and reach `[fences]` from the store as every other one
+does; else they go there at once. The page holds no secret: who may save is decided by the setting, the origin
+(`private`) and whatever stands in front.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import hashlib
 import json
 import sys
 import time
@@ -19,18 +22,21 @@ import anyio.to_thread
 import msgspec
 from starlette.requests import ClientDisconnect
 
+from geo_assets.events import topics
 from geo_assets.events.models import EnvelopeError, FenceEvent, feature_id_text, read_events
 from geo_assets.events.records import feature_key
-from geo_assets.services.event_records import event_record
+from geo_assets.services.event_records import event_record, headers_of
 from geo_assets.services.problems import ProblemError, unavailable
 from geo_assets.services.tileserver.models import SavedFence
-from resources.event_log.protocol import RecordTooLarge
+from resources.event_log.protocol import NewRecord, RecordTooLarge
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+    from geo_assets.events.sources import Source
     from geo_assets.services.tileserver.fences import FenceMap
     from geo_assets.services.tileserver.metrics import Metrics
+    from geo_assets.tiles.layers import LayerSet
     from resources.event_log.protocol import EventLog
 
 BODY_BYTES: Final = 256_000
@@ -43,6 +49,8 @@ IDLE_S: Final = 120.0
 """The process ends after so long without a fence: it holds 100 MB of libraries."""
 WAITING: Final = 8
 """Fences that may wait for it at once; people draw one at a time."""
+
+_MEMBERS: Final = ("name", "radius_m", "width_m", "dwell_s", "hysteresis_m", "priority", "schedule")
 
 CONTENT_TYPES: Final = ("application/json", "application/geo+json")
 """A form or a script of another site can send neither without asking first, and is told no."""
@@ -60,11 +68,12 @@ class Drawing:
         log: `[fences]` must be declared in it.
         fences: The standing ones.
         source: Whose fences those are that are drawn.
+        layer: The layer of fences that this source may write; None where there is none.
         metrics: The app's figures.
     """
 
-    def __init__(self, log: EventLog, fences: FenceMap, source: str, metrics: Metrics) -> None:
-        self._log, self._fences, self._source, self._metrics = log, fences, source, metrics
+    def __init__(self, log: EventLog, fences: FenceMap, source: str, layer: str | None, metrics: Metrics) -> None:
+        self._log, self._fences, self._source, self._layer, self._metrics = log, fences, source, layer, metrics
         self._checker = _Checker()
         self._waiting = 0
         self._stamp = 0
@@ -104,8 +113,13 @@ class Drawing:
             await self._check(body)
         event_id = f"drawn-{uuid.uuid4()}"
         record = event_record(event, source=self._source, event_id=event_id, received_ms=received_ms)
+        records = [record]
+        if self._layer is not None:
+            feature = _feature_record(event, self._source, self._layer, event_id, version, received_ms)
+            # A deletion goes both ways: the fence may never have been a feature. Under one version it counts once.
+            records = [record, feature] if event.action == "delete" else [feature]
         try:
-            await anyio.to_thread.run_sync(self._log.append, [record])
+            await anyio.to_thread.run_sync(self._log.append, records)
         except RecordTooLarge as error:
             raise ProblemError(413, "too-large", f"The fence is larger than the log takes: {error}.") from None
         return SavedFence(event_id=event_id, key=key, received_ms=received_ms)
@@ -126,6 +140,32 @@ class Drawing:
     async def close(self) -> None:
         """End the checking process."""
         await self._checker.close()
+
+
+def layer_of(layers: LayerSet, source: Source | None) -> str | None:
+    """The layer that drawn fences are features of: the first one that holds fences and that their source may write."""
+    if source is None:
+        return None
+    return next((layer.name for layer in layers.layers if layer.fences and source.may_write(layer.name)), None)
+
+
+def _feature_record(
+    event: FenceEvent, source: str, layer: str, event_id: str, version: int, received_ms: int
+) -> NewRecord:
+    """The record of `[raw]` by which a fence becomes a feature: what is said of it stands in the properties."""
+    said = {name: getattr(event, name) for name in _MEMBERS if getattr(event, name) is not None}
+    feature: dict[str, Any] = {"type": "Feature", "id": event.id, "version": version, "layer": layer}
+    if event.action == "delete":
+        feature |= {"action": "delete"}
+    else:
+        feature |= {"geometry": event.geometry, "properties": {**(event.properties or {}), **said}}
+    value = msgspec.json.encode(feature)
+    headers = headers_of("features", source, event_id, received_ms) | {
+        topics.HEADER_SHA256: hashlib.sha256(value).hexdigest(),
+        topics.HEADER_CONTENT_TYPE: "application/geo+json",
+        topics.HEADER_CRS: "EPSG:4326",
+    }
+    return NewRecord(topics.RAW, feature_key(source, feature_id_text(event.id) or ""), value, headers, received_ms)
 
 
 async def _body(request: Request) -> bytes:

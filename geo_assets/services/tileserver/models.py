@@ -168,6 +168,7 @@ class PageConfig(_Wire):
     maplibre: bool = Field(description="Whether the map library is installed beside the page.")
     devices: bool = Field(description="Whether devices and triggers are shown: GEO_ASSETS_DEVICE_VIEW.")
     draw: bool = Field(description="Whether fences may be drawn: GEO_ASSETS_DRAW_FENCES.")
+    fence_layers: list[str] = Field(description="Layers of the tiles that hold fences, which the page draws itself.")
     draw_source: str = Field(description="Whose fences those are; only its fences can be changed on the page.")
     install: str = Field(description="What to run where it is not.")
 

@@ -25,6 +25,18 @@ PAGE: Final = {
     "/": ("index.html", _HTML),
     "/map.js": ("map.js", _JS),
     "/live-tiles.js": ("live-tiles.js", _JS),
+    **{
+        f"/{name}.js": (f"{name}.js", _JS)
+        for name in (
+            "dom",
+            "geofences",
+            "fences",
+            "devices",
+            "triggers",
+            "draw",
+            "live",
+        )
+    },
     "/map.css": ("map.css", _CSS),
     "/favicon.svg": ("favicon.svg", _SVG),
 }
@@ -34,6 +46,11 @@ VENDOR: Final = {
     "/vendor/maplibre-gl.mjs": (_MAPLIBRE + "maplibre-gl.mjs", _JS),
     "/vendor/maplibre-gl-worker.mjs": (_MAPLIBRE + "maplibre-gl-worker.mjs", _JS),
     "/vendor/maplibre-gl.css": (_MAPLIBRE + "maplibre-gl.css", _CSS),
+    "/vendor/terra-draw.js": ("node_modules/terra-draw/dist/terra-draw.umd.js", _JS),
+    "/vendor/terra-draw-maplibre.js": (
+        "node_modules/terra-draw-maplibre-gl-adapter/dist/terra-draw-maplibre-gl-adapter.umd.js",
+        _JS,
+    ),
 }
 """URL path to file and media type: from npm, absent where it did not run."""
 

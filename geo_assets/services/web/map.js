@@ -1,5 +1,7 @@
 // The map page: the map, what changed, what is covered, and what a feature says. All text from data goes in as text.
 
+import { $, NOTHING, boxText, card, element, fetchJson, here, viewBox } from './dom.js';
+import { showGeofences, showTab } from './geofences.js';
 import { liveTiles } from './live-tiles.js';
 
 const SOURCE = 'tiles';
@@ -11,22 +13,6 @@ const STATES = {
   empty: ['empty', '#b9c2cc'],
   never: ['never built', '#ffffff'],
 };
-const NOTHING = { type: 'FeatureCollection', features: [] };
-
-const $ = (id) => document.getElementById(id);
-const here = (path) => new URL(path, document.baseURI).href;
-const fetchJson = async (path) => {
-  const answer = await fetch(here(path));
-  if (!answer.ok) throw new Error(`${path}: ${answer.status}`);
-  return answer.json();
-};
-
-function element(tag, properties = {}, ...children) {
-  const node = Object.assign(document.createElement(tag), properties);
-  node.append(...children);
-  return node;
-}
-
 function notice(text, command) {
   $('notice').replaceChildren(text, ...(command ? [element('code', { textContent: command })] : []));
   $('notice').hidden = false;
@@ -72,6 +58,7 @@ async function start() {
   setWorkerUrl(here('vendor/maplibre-gl-worker.mjs'));
 
   // The page's own server, whatever its public name is.
+  style.layers = style.layers.filter((layer) => !config.fence_layers.includes(layer['source-layer'])); // drawn as they judge
   style.sources[SOURCE].tiles = [here('tiles/') + '{z}/{x}/{y}.mvt'];
   const map = new MapLibreMap({
     container: 'map',
@@ -108,12 +95,19 @@ async function start() {
     map.addLayer({ id: 'flash-fill', type: 'fill', source: 'flash', paint: { 'fill-color': '#2f9e5f', 'fill-opacity': 0.1 } });
     map.addLayer({ id: 'flash-edge', type: 'line', source: 'flash', paint: { 'line-color': '#2f9e5f', 'line-width': 2, 'line-opacity': 0.8 } });
     showCoverage(map, tilejson, tileZoom, Popup, dagster);
+    showFeatures(map, tilejson, tileZoom, Popup, dagster, showGeofences(map, config, Popup));
   });
 
   showChanges(map, tilejson, tileZoom);
-  showFeatures(map, tilejson, tileZoom, Popup, dagster);
   map.on('error', (event) => console.warn('map:', event.error?.message ?? event));
   window.geoAssets = { map };
+}
+
+function showPanel() {
+  for (const name of ['triggers', 'changes']) $(`${name}-tab`).addEventListener('click', () => showTab(name));
+  const fold = (folded) => { $('panel').classList.toggle('folded', folded); $('fold').setAttribute('aria-expanded', String(!folded)); };
+  $('fold').addEventListener('click', () => fold(!$('panel').classList.contains('folded')));
+  if (matchMedia('(max-width: 560px)').matches) fold(true);
 }
 
 function showChanges(map, tilejson, tileZoom) {
@@ -139,7 +133,7 @@ function showChanges(map, tilejson, tileZoom) {
     });
     $('changes').prepend(element('li', { className: 'fresh' }, button));
     while ($('changes').children.length > SHOWN_CHANGES) $('changes').lastChild.remove();
-    $('changes-box').hidden = false;
+    $('changes-empty').hidden = true;
   };
   liveTiles(map, {
     source: SOURCE,
@@ -169,11 +163,9 @@ function showCoverage(map, tilejson, tileZoom, Popup, dagster) {
   const draw = async () => {
     const mine = ++turn;
     if (!on()) { map.getSource('coverage').setData(NOTHING); $('legend').hidden = true; return; }
-    const bounds = map.getBounds(), zoom = tileZoom(), whole = bounds.getEast() - bounds.getWest() >= 360;
-    const wrap = (lng) => ((((lng + 180) % 360) + 360) % 360) - 180;
-    const box = [whole ? -180 : wrap(bounds.getWest()), Math.max(-90, bounds.getSouth()), whole ? 180 : wrap(bounds.getEast()), Math.min(90, bounds.getNorth())];
+    const zoom = tileZoom();
     let covered;
-    try { covered = await fetchJson(`coverage?bbox=${box.map((v) => v.toFixed(7))}&zoom=${zoom}`); } catch (error) { console.warn(error); return; }
+    try { covered = await fetchJson(`coverage?bbox=${boxText(viewBox(map))}&zoom=${zoom}`); } catch (error) { console.warn(error); return; }
     if (mine !== turn) return; // the view moved on
     map.getSource('coverage').setData({ type: 'FeatureCollection', features: covered.tiles.map((tile) => squareOf({ z: covered.zoom, ...tile },
       { ...tile, z: covered.zoom, label: `${covered.zoom}/${tile.x}/${tile.y}` + (tile.revision ? `\nr${tile.revision}` : '') })) });
@@ -187,19 +179,25 @@ function showCoverage(map, tilejson, tileZoom, Popup, dagster) {
   map.on('tilechange', () => on() && later());
   setInterval(() => on() && !document.hidden && later(), 5000); // what waits or failed is not announced
   map.on('click', 'coverage-fill', (event) => {
+    if (!$('fence-form').hidden) return;
     const tile = event.features[0].properties;
     const rows = { state: STATES[tile.state][0], revision: tile.revision || null, bytes: tile.bytes || null,
       built: tile.built_at_ms ? new Date(tile.built_at_ms).toLocaleString() : null, error: tile.error };
-    new Popup({ maxWidth: '320px', focusAfterOpen: false }).setLngLat(event.lngLat).setDOMContent(card(`${tile.z}/${tile.x}/${tile.y}`, tile.key, rows, tile, dagster)).addTo(map);
+    new Popup({ maxWidth: '320px', focusAfterOpen: false }).setLngLat(event.lngLat).setDOMContent(card(`${tile.z}/${tile.x}/${tile.y}`, tile.key, rows, linksOf(tile, dagster))).addTo(map);
   });
   if (on()) draw();
 }
 
-function showFeatures(map, tilejson, tileZoom, Popup, dagster) {
+function showFeatures(map, tilejson, tileZoom, Popup, dagster, geofences) {
   const near = (point) => map.queryRenderedFeatures([[point.x - 3, point.y - 3], [point.x + 3, point.y + 3]]).filter((f) => f.source === SOURCE);
-  map.on('mousemove', (event) => { map.getCanvas().style.cursor = near(event.point).length ? 'pointer' : ''; });
+  let looked = 0;
+  map.on('mousemove', (event) => {
+    if (geofences.busy() || event.originalEvent.timeStamp - looked < 60) return;
+    looked = event.originalEvent.timeStamp;
+    map.getCanvas().style.cursor = near(event.point).length ? 'pointer' : '';
+  });
   map.on('click', (event) => {
-    if ($('coverage-toggle').checked) return;
+    if (geofences.busy() || geofences.click(event) || $('coverage-toggle').checked) return;
     const feature = near(event.point)[0];
     if (!feature) return;
     const { name, _id, ...rest } = feature.properties; // _id: an id that is no 64-bit integer
@@ -207,22 +205,14 @@ function showFeatures(map, tilejson, tileZoom, Popup, dagster) {
     const title = name || [rest.street, rest.housenumber].filter(Boolean).join(' ') || `${feature.sourceLayer} ${rows.id ?? ''}`;
     const tile = tileAt(event.lngLat, tileZoom());
     new Popup({ maxWidth: '320px', focusAfterOpen: false }).setLngLat(event.lngLat)
-      .setDOMContent(card(title, feature.sourceLayer, rows, tile, dagster)).addTo(map);
+      .setDOMContent(card(title, feature.sourceLayer, rows, linksOf(tile, dagster))).addTo(map);
   });
 }
 
-function card(title, kind, rows, tile, dagster) {
-  const list = element('dl');
-  for (const [name, value] of Object.entries(rows)) {
-    if (value === null || value === undefined || value === '') continue;
-    list.append(element('dt', { textContent: name }), element('dd', { textContent: String(value) }));
-  }
-  return element('div', { className: 'popup' },
-    element('h3', { textContent: title }), element('p', { className: 'kind', textContent: kind }), list,
-    element('div', { className: 'links' }, element('span', { textContent: `tile ${tile.z}/${tile.x}/${tile.y}` }),
-      element('a', { href: dagster(tile), target: '_blank', rel: 'noopener', textContent: 'in Dagster' })));
-}
+const linksOf = (tile, dagster) => element('div', { className: 'links' }, element('span', { textContent: `tile ${tile.z}/${tile.x}/${tile.y}` }),
+  element('a', { href: dagster(tile), target: '_blank', rel: 'noopener', textContent: 'in Dagster' }));
 
+showPanel();
 start().catch((error) => {
   console.error(error);
   $('badge-text').textContent = 'no map';
