@@ -190,7 +190,8 @@ def postgres_instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
         text = (ROOT / "deploy" / "dagster.yaml").read_text()
         # What runs print is not asked for: without S3 the run would wait for it.
         start, end = text.index("\ncompute_logs:"), text.index("\n# The queue")
-        logs = "\ncompute_logs:\n  module: dagster._core.storage.noop_compute_log_manager\n  class: NoOpComputeLogManager\n"
+        module = "dagster._core.storage.noop_compute_log_manager"
+        logs = f"\ncompute_logs:\n  module: {module}\n  class: NoOpComputeLogManager\n"
         (folder / "dagster.yaml").write_text(text[:start] + logs + text[end:])
         with DagsterInstance.from_config(str(folder)) as instance:
             yield instance

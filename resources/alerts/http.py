@@ -147,8 +147,10 @@ def _webhook(text: str, format: str) -> tuple[str, _Webhook]:
 
 
 def _told(fault: httpx.HTTPError) -> str:
-    cause = fault.__cause__ or fault
-    while cause.__cause__ is not None:
-        cause = cause.__cause__
-    # The system's own words, which know of no path.
-    return (cause.strerror or "") if isinstance(cause, OSError) else "the connection broke"
+    """The system's own words, which know of no path and no password."""
+    cause: BaseException | None = fault
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        cause = cause.__cause__ or cause.__context__
+    return "the connection broke"
