@@ -142,13 +142,23 @@ def _runless(this: Pass) -> None:
 
 def shrink(this: Pass) -> int:
     """Give free pages back to the disk, a few at a time; how many bytes."""
-    folder = _folder(this)
-    storages = [folder / "index.db", folder / f"{RUNLESS_RUN_ID}.db"]
-    for storage in (this.runs, this.ticks):
-        url = str(getattr(storage, "_conn_string", ""))
+    return sum(shrink_file(path, lambda: this.out_of_time) for path in _files(this.instance))
+
+
+def compact(instance: DagsterInstance) -> int:
+    """Write every file anew that cannot give pages back one by one, whatever its size; how many bytes went back."""
+    return sum(shrink_file(path, rewrite_bytes=1 << 62) for path in _files(instance))
+
+
+def _files(instance: DagsterInstance) -> list[Path]:
+    storage = instance.event_log_storage
+    assert isinstance(storage, SqliteEventLogStorage)
+    found = [Path(storage.path_for_shard(name)) for name in ("index", RUNLESS_RUN_ID)]
+    for other in (instance.run_storage, instance.schedule_storage):
+        url = str(getattr(other, "_conn_string", ""))
         if url.startswith("sqlite:///"):
-            storages.append(Path(url.removeprefix("sqlite:///")))
-    return sum(shrink_file(path, lambda: this.out_of_time) for path in storages if path.exists())
+            found.append(Path(url.removeprefix("sqlite:///")))
+    return [path for path in found if path.exists()]
 
 
 def shrink_file(path: Path, is_late: Callable[[], bool] = bool, *, rewrite_bytes: int = REWRITE_BYTES) -> int:

@@ -85,6 +85,24 @@ class Settings(BaseSettings):
     garbage_grace_s: float = Field(
         default=600.0, ge=0, description="How long an object that is no longer current is kept."
     )
+
+    # -- retention of Dagster's storages -------------------------------------------------------------------------------
+    # The newest entry of a partition stays for good; these are the ones behind it. A week to look into a run's log, two
+    # to compare a tile with what it was, a month of runs.
+    keep_steps_s: float = Field(default=7 * 24 * 3600.0, ge=60, description="What a run logged is kept, after its end.")
+    keep_history_s: float = Field(
+        default=14 * 24 * 3600.0, ge=60, description="Superseded materializations and old check results are kept."
+    )
+    keep_runs_s: float = Field(default=30 * 24 * 3600.0, ge=60, description="Runs that ended are kept.")
+    # At night, when the fewest wait. At hundreds of commits a second, hour by hour: `23 * * * *`.
+    maintenance_cron: str = Field(
+        default="23 3 * * *", description="When the job `maintenance` runs, in UTC; `off`: only by hand."
+    )
+    # Each zoom has four times the tiles of the one before. Dagster's UI answers within seconds up to some 100,000.
+    partition_zooms: str = Field(
+        default="all",
+        description="Zooms at which a tile is a partition of its own, such as `0,6,10,14`; 0 always is one.",
+    )
     image_digest: str = Field(
         default="local", description="Digest of the image a process runs from; in every tile's metadata."
     )
@@ -98,6 +116,12 @@ class Settings(BaseSettings):
     )
     geofence_crossings: bool = Field(
         default=False, description="Whether a fence passed between two fixes gives ENTER and EXIT."
+    )
+
+    # A Dagster run is gone before anybody asks, and the next one overlaps with it: none unless somebody wants it. Where
+    # the port is taken (a run that stands by on the same machine, say) a free one is used, which the run's log names.
+    geofence_metrics_port: int | None = Field(
+        default=None, ge=0, le=65535, description="Port of a routing run's metrics; 0: a free one; none by default."
     )
 
     # The map page. A position is personal data, and whoever can open the page can read what it shows: without a word, a

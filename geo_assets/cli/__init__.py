@@ -14,6 +14,7 @@ from geo_assets.cli import (
     data,
     doctor,
     letters,
+    maintenance,
     migrate,
     routing,
     schemas,
@@ -66,6 +67,7 @@ for family in (
     tileset,
     doctor,
     schemas,
+    maintenance,
     migrate,
     backup,
 ):

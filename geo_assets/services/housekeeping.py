@@ -25,6 +25,8 @@ log = structlog.get_logger()
 SWEEP_S = 5.0
 RETENTION_S = 300.0
 LEASE = "housekeeping"
+MANIFESTS = 1_000
+"""Newest manifests looked at for whether they are done: those before them were when they were new."""
 
 
 def sweep(stack: Stack, quiet: outbox.QuietImports | None = None) -> dict[str, int]:
@@ -63,8 +65,15 @@ def enforce_retention(stack: Stack) -> dict[str, int]:
             "tombstones and applied keys": features,
             "guard keys": lambda: stack.guard.expire(),
             "batches": lambda: stack.ledger.forget_batches(now - stack.settings.retention_s * 1000),
+            "manifests": lambda: forget_manifests(stack, now),
         }
     )
+
+
+def forget_manifests(stack: Stack, now: int) -> int:
+    """Delete manifests whose end nobody asks for any more; how many. One is only known to be done by a look at it."""
+    stack.ledger.manifests(MANIFESTS)
+    return stack.ledger.forget_manifests(now - stack.settings.retention_s * 1000)
 
 
 def _each(tasks: Mapping[str, Callable[[], int]]) -> dict[str, int]:

@@ -629,6 +629,25 @@ class LedgerContract:
         assert states[OTHER].lease_until_ms == clock.now + 5_000
 
     # -- manifests ---------------------------------------------------------------------------------------------------
+    def test_manifests_that_ended_are_forgotten_and_those_to_come_are_not(self, ledger: Ledger, clock: Clock) -> None:
+        ledger.write_manifest("writing", "", "backfill", [TILE])
+        ledger.write_manifest("waits", "", "backfill", [OTHER])
+        ledger.mark_manifest("waits")
+        ledger.write_manifest("gone", "", "backfill", [OTHER, THIRD])
+        ledger.mark_manifest("gone")
+        ledger.cancel_manifest("gone")
+        ledger.refuse_manifest("refused", "", "backfill", "too wide")
+        clock.now += 10
+        ledger.write_manifest("young", "", "backfill", [THIRD])
+        ledger.cancel_manifest("young")
+        assert ledger.forget_manifests(clock.now) == 2
+        assert {manifest.id for manifest in ledger.manifests()} == {"writing", "waits", "young"}
+        assert ledger.progress("waits").tiles == 1
+        assert {state.key for state in ledger.dirty(9)} == {OTHER}
+        with pytest.raises(UnknownManifest):
+            ledger.manifest_keys("gone")
+        assert ledger.forget_manifests(clock.now) == 0
+
     def test_a_manifest_is_written_before_anything_is_marked(self, ledger: Ledger, clock: Clock) -> None:
         manifest = ledger.write_manifest("m", "Old town", "backfill", [OTHER, TILE, TILE], parameters='{"a":1}')
         assert (manifest.state, manifest.tiles, manifest.mark, manifest.created_ms) == ("writing", 2, 0, clock.now)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from geo_assets.services import announce
-from geo_assets.services.housekeeping import enforce_retention, sweep
+from geo_assets.services.housekeeping import enforce_retention, forget_manifests, sweep
 from geo_assets.services.importer import import_reading
 from geo_assets.services.outbox import IMPORT_LEASE
 from geo_assets.services.reading import open_file
@@ -78,3 +78,15 @@ def test_retention_keeps_what_is_current(world: World) -> None:
     done = enforce_retention(world.stack)
     assert sum(done.values()) == 0
     assert all(world.tile(key) for key in world.published())
+
+
+def test_manifests_whose_end_nobody_asks_for_any_more_are_forgotten(world: World) -> None:
+    ledger = world.stack.ledger
+    ledger.write_manifest("old", "", "backfill", ["3:012"])
+    ledger.mark_manifest("old")
+    week_ms = world.stack.settings.retention_s * 1000
+    later = ledger.manifest("old").created_ms + week_ms + 1
+    assert forget_manifests(world.stack, later) == 0, "it is still to be built"
+    world.build_dirty()
+    assert forget_manifests(world.stack, later - 10) == 0
+    assert forget_manifests(world.stack, later) == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from resources.ledger.postgres_marking import Marking
 from resources.ledger.postgres_tables import Connection, Row, changed, fetched, lock, next_mark, number, plain, storable
@@ -113,6 +113,28 @@ class Manifests(Marking):
             return self._locked(db, manifest_id)[0]
 
         return self.write(work)
+
+    def forget_manifests(self, created_before_ms: int) -> int:
+        """Delete manifests written before this time of which nothing is to come: done, cancelled, refused; how many."""
+        numbers = [
+            row[0]
+            for row in self.rows(
+                """SELECT number FROM manifest
+                   WHERE created_ms < %s AND state IN ('done', 'cancelled', 'refused') ORDER BY number""",
+                (created_before_ms,),
+            )
+        ]
+
+        def work(of: int) -> Callable[[Connection], None]:
+            def forget(db: Connection) -> None:
+                changed(db, "DELETE FROM manifest_tile WHERE manifest = %s", (of,))
+                changed(db, "DELETE FROM manifest WHERE number = %s", (of,))
+
+            return forget
+
+        for of in numbers:
+            self.write(work(of))
+        return len(numbers)
 
     def manifest(self, manifest_id: str) -> Manifest:
         """One manifest. One whose tiles are all answered or given up reads as `done`.

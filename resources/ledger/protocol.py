@@ -411,6 +411,10 @@ class Ledger(Protocol):
         """Raise the backfill marks of all its tiles to one new value. Again: no change. Raises UnknownManifest."""
         ...
 
+    def forget_manifests(self, created_before_ms: int) -> int:
+        """Delete manifests written before this time of which nothing is to come: done, cancelled, refused; how many."""
+        ...
+
     def manifest(self, manifest_id: str) -> Manifest:
         """One manifest. Raises UnknownManifest."""
         ...

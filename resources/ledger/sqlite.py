@@ -612,6 +612,24 @@ class SqliteLedger:
             )
             return self._manifest(db, manifest_id)[0]
 
+    def forget_manifests(self, created_before_ms: int) -> int:
+        """Delete manifests written before this time of which nothing is to come: done, cancelled, refused; how many."""
+        with self._file.reading() as db:
+            numbers = [
+                row[0]
+                for row in db.execute(
+                    """SELECT number FROM manifest
+                       WHERE created_ms < ? AND state IN ('done', 'cancelled', 'refused') ORDER BY number""",
+                    (created_before_ms,),
+                )
+            ]
+        for number in numbers:
+            # Each by itself: one of twenty thousand tiles holds the write lock for a tenth of a second.
+            with self._file.transaction() as db:
+                db.execute("DELETE FROM manifest_tile WHERE manifest = ?", (number,))
+                db.execute("DELETE FROM manifest WHERE number = ?", (number,))
+        return len(numbers)
+
     def manifest(self, manifest_id: str) -> Manifest:
         """One manifest. One whose tiles are all answered or given up reads as `done`.
 
