@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dagster import Definitions, in_process_executor
 
+from geo_assets.assets.backfill import backfill_region
 from geo_assets.assets.features import features
 from geo_assets.assets.geofence_triggers import geofence_triggers
+from geo_assets.assets.maintenance import maintenance, nightly_maintenance
 from geo_assets.assets.repair import repair_coverage
 from geo_assets.assets.stack_resource import StackResource
 from geo_assets.assets.tiles import tiles
@@ -34,8 +36,8 @@ defs = Definitions(
         delivery,
         routing_lag,
     ],
-    jobs=[build_tiles, route_geofence_triggers, audit, observe_features, repair_coverage],
-    schedules=[hourly_audit],
+    jobs=[build_tiles, backfill_region, route_geofence_triggers, audit, observe_features, repair_coverage, maintenance],
+    schedules=[hourly_audit, nightly_maintenance],
     sensors=[tile_updates, geofence_positions, check_alerts],
     resources={"stack": StackResource()},
     # A backfill started in the UI runs like every other: one process, with the workers below it.

@@ -178,6 +178,25 @@ def test_an_h3_cell_over_the_date_line_is_two_parts(terminal: Terminal) -> None:
     assert int(answer.out.split(": ")[1].split()[0]) < 30
 
 
+def test_backfills_are_listed_followed_and_cancelled(terminal: Terminal) -> None:
+    assert "no manifest" in terminal("backfills", "list").out
+    assert terminal("backfill", "--bbox", "24.94,60.16,24.95,60.17", "--zooms", "12,14").code == 0
+    (shown,) = json.loads(terminal("backfills", "list", "--json").out)
+    assert (shown["state"], shown["done"]) == ("marked", 0)
+    assert shown["id"] in terminal("backfills", "list").out
+    assert "no longer wanted" in terminal("backfills", "cancel", shown["id"]).out
+    assert "cancelled already" in terminal.refused("backfills", "cancel", shown["id"])
+    for command in ("follow", "cancel"):
+        assert "backfills list" in terminal.refused("backfills", command, "nonsense")
+    with World(terminal.home).stack as stack:
+        assert stack.ledger.dirty(10) == []
+
+
+def test_a_backfill_over_a_feature_that_is_not_there_is_refused(terminal: Terminal) -> None:
+    assert "not in the store" in terminal.refused("backfill", "--feature", "demo:17", "--zooms", "4")
+    assert "neither SOURCE:ID" in terminal.refused("backfill", "--feature", "Kamppi", "--zooms", "4")
+
+
 def test_import_says_what_it_did_and_marks_the_tiles(terminal: Terminal) -> None:
     file = write(terminal.home / "city.geojson", {"type": "FeatureCollection", "features": [feature(1), feature(2)]})
     answer = terminal("import", file)
@@ -241,7 +260,7 @@ def test_bad_input_is_one_line(terminal: Terminal, arguments: list[str], expecte
 
 
 def test_an_unknown_command_and_a_missing_argument_are_usage_errors(terminal: Terminal) -> None:
-    for arguments in (["nonsense"], ["tile"], ["backfill", "--bbox", "1,1,2,2"]):
+    for arguments in (["nonsense"], ["tile"], ["backfills", "follow"]):
         answer = terminal(*arguments)
         assert answer.code == 2
         assert answer.err

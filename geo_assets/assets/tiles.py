@@ -30,6 +30,7 @@ from pydantic import Field
 from geo_assets import catalog
 from geo_assets.assets.stack_resource import StackResource
 from geo_assets.catalog import FEATURES, TILES, InRun
+from geo_assets.services import throughput
 from geo_assets.services.build import TileBuilder, TileResult
 from geo_assets.services.pool import WorkersUnavailable
 from geo_assets.settings import Settings
@@ -235,6 +236,8 @@ class Reporter:
     partitions_def=tile_partitions,
     backfill_policy=BackfillPolicy.single_run(),
     output_required=False,
+    # How many runs read the feature store at a time; a person may lower it in the UI while it suffers.
+    pool="feature_store",
     deps=[FEATURES],
     group_name="map",
     kinds={"mvt", "python"},
@@ -327,7 +330,10 @@ def _build(
         finally:
             # Committed is committed, whatever stopped the loop: what stands is reported.
             reporter.report()
-    return tally, time.monotonic() - started
+    seconds = time.monotonic() - started
+    throughput.remember_speed(ports.ledger, builder.encoded, tally.vertices, seconds)
+    throughput.remember_memory(ports.ledger, tally.memory)
+    return tally, seconds
 
 
 def _sample_memory(tally: Tally) -> None:

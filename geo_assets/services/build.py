@@ -17,7 +17,7 @@ import numpy as np
 import structlog
 
 from geo_assets.events.dead_letter import DeadLetter
-from geo_assets.services import announce, build_worker, engines, purging
+from geo_assets.services import announce, build_worker, engines, purging, throughput
 from geo_assets.services.build_worker import BuildTask, Built, Step
 from geo_assets.services.dead_letters import now_ms, write_dead_letters
 from geo_assets.services.pool import TaskFailed, WorkerPool
@@ -89,9 +89,13 @@ class TileBuilder:
         self._step = step or build_worker.no_step
         self._inline = inline
         settings = stack.settings
-        self._pool = WorkerPool(
-            settings.build_workers, settings.build_timeout_s, build_worker.start, (settings, stack.scoped)
-        )
+        fitting = throughput.workers(stack.ledger, settings.build_workers, settings.runs_in_flight)
+        if fitting < settings.build_workers:
+            log.warning(
+                "fewer workers: memory has no room for more", workers=fitting, of=settings.build_workers,
+                worker_megabytes=throughput.worker_megabytes(stack.ledger),
+            )  # fmt: skip
+        self._pool = WorkerPool(fitting, settings.build_timeout_s, build_worker.start, (settings, stack.scoped))
         self.encoded = 0
         """Tiles that went to the encoder."""
         self.purged = self.purges_owed = 0

@@ -1,38 +1,27 @@
-"""Backfill of a region: plan its tiles, guard its width, write and mark its manifest. The sensor does the rest."""
+"""What a region is, as a person says it: a box, a file of polygons, H3 cells, or a feature of the store.
+
+Every function gives a shape in EPSG:4326 lon/lat and a title; what becomes of them is services/backfills.py.
+"""
 
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import h3
 import shapely
 
-from geo_assets.tiles.cover import cover, cover_count
 from geo_assets.tiles.tile import MAX_ZOOM
-from resources.ledger.protocol import Manifest
 
 if TYPE_CHECKING:
-    from geo_assets.stack import Stack
+    from resources.feature_store.protocol import Feature, FeatureStore
 
 
 class RegionError(Exception):
     """A region or a range of zooms that cannot be backfilled; the message says the value, the limit and what to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class RegionPlan:
-    """The tiles of a region, before anything is written."""
-
-    title: str
-    keys: tuple[str, ...]
-    width: tuple[tuple[int, int], ...]
-    """(zoom, tiles), ascending."""
-    parameters: str
 
 
 def parse_zooms(text: str) -> list[int]:
@@ -99,11 +88,21 @@ def file_region(path: Path) -> tuple[Any, str]:
     try:
         if path.stat().st_size > 50_000_000:
             raise RegionError(f"region {path}: larger than 50 MB; simplify it first")
-        geometry = shapely.from_geojson(path.read_bytes())
+        return geojson_region(path.read_bytes(), path.name)
     except OSError as fault:
         raise RegionError(f"region {path}: {fault.strerror or fault}") from None
+
+
+def geojson_region(text: str | bytes, title: str) -> tuple[Any, str]:
+    """Union of the polygons of GeoJSON text, EPSG:4326, and its title.
+
+    Raises:
+        RegionError: It is no GeoJSON, has no polygon, or its coordinates are no degrees.
+    """
+    try:
+        geometry = shapely.from_geojson(text)
     except shapely.errors.GEOSException as fault:
-        raise RegionError(f"region {path}: not GeoJSON: {' '.join(str(fault).split())[:200]}") from None
+        raise RegionError(f"region {title}: not GeoJSON: {' '.join(str(fault).split())[:200]}") from None
     parts = [
         part
         for part in shapely.get_parts([geometry])
@@ -115,51 +114,62 @@ def file_region(path: Path) -> tuple[Any, str]:
         if part.geom_type in ("Polygon", "MultiPolygon") and not part.is_empty
     ]
     if not polygons:
-        raise RegionError(f"region {path}: has no polygon")
+        raise RegionError(f"region {title}: has no polygon")
     region = shapely.union_all(polygons)
     west, south, east, north = region.bounds
     if not (west >= -180 and east <= 180 and south >= -90 and north <= 90):
         raise RegionError(
-            f"region {path}: its coordinates {west:.6g},{south:.6g},{east:.6g},{north:.6g} "
+            f"region {title}: its coordinates {west:.6g},{south:.6g},{east:.6g},{north:.6g} "
             "are no degrees (EPSG:4326 lon,lat)"
         )
-    return region, path.name
+    return region, title
 
 
-def plan_region(stack: Stack, region: Any, title: str, zooms: Sequence[int], *, cap: int | None = None) -> RegionPlan:
-    """The tiles of a region at these zooms. Nothing is written.
+def feature_region(store: FeatureStore, text: str) -> tuple[Any, str]:
+    """Polygon and title of one feature of the store, such as an administrative area.
+
+    Args:
+        store: The feature store.
+        text: `SOURCE:ID`, the id as text or as JSON (`osm:17`, `osm:"17"`), or `LAYER/ATTRIBUTE=VALUE` for the one
+            feature of a layer whose attribute has this value (`boundaries/name=Kamppi`).
 
     Raises:
-        RegionError: The region covers no tile, or more than the cap.
+        RegionError: There is no such feature, several have the value, or it has no area.
     """
-    cap = stack.settings.manifest_cap if cap is None else cap
-    deepest = stack.layers.max_zoom
-    if zooms[-1] > deepest:
-        raise RegionError(f"zoom {zooms[-1]} is above {deepest}, the deepest that the layers are built for")
-    # The region says which tiles are meant: without a buffer, or each would bring its neighbours along.
-    found = cover(region, zooms, buffer=0.0, cap=cap)
-    if found.zooms_left:
-        width = cover_count(region, zooms, buffer=0.0)
-        about = "about " if width.estimated else ""
-        raise RegionError(
-            f"{title} covers {about}{width.total:,} tiles at zooms {', '.join(map(str, zooms))}, "
-            f"above the cap of {cap:,}: "
-            "take fewer zooms or a smaller region, or go wider with --cap"
-        )
-    keys = tuple(found.keys())
-    if not keys:
-        raise RegionError(
-            f"{title} covers 0 tiles: the region is empty; give one with an area, inside ±180 and ±90 degrees"
-        )
-    width = tuple((zoom, len(found.by_zoom[zoom])) for zoom in zooms if zoom in found.by_zoom)
-    parameters = json.dumps({"title": title, "zooms": list(zooms), "bounds": list(shapely.bounds(region))})
-    return RegionPlan(title, keys, width, parameters)
+    found = _by_attribute(store, text) if "=" in text else _by_id(store, text)
+    shape = None if found.geometry is None else shapely.from_wkb(found.geometry)
+    if shape is None or shapely.area(shape) == 0:
+        raise RegionError(f"feature {text!r} has no area: name a polygon")
+    name = json.loads(found.properties).get("name")
+    return shape, f"{name} ({found.source}:{found.feature_id})" if name else f"{found.source}:{found.feature_id}"
 
 
-def start_backfill(stack: Stack, plan: RegionPlan, *, force: bool = False) -> Manifest:
-    """Write the plan's manifest and mark its tiles."""
-    manifest_id = f"backfill-{uuid.uuid4().hex[:12]}"
-    stack.ledger.write_manifest(
-        manifest_id, plan.title, "backfill", plan.keys, parameters=plan.parameters, cap=len(plan.keys)
-    )
-    return stack.ledger.mark_manifest(manifest_id, force=force)
+def _by_id(store: FeatureStore, text: str) -> Feature:
+    source, colon, id_text = text.partition(":")
+    if not colon or not source or not id_text:
+        raise RegionError(f"feature {text!r} is neither SOURCE:ID nor LAYER/ATTRIBUTE=VALUE")
+    # An id is JSON: 17 and "17" are two features. What was not quoted is tried as both.
+    for candidate in (id_text, json.dumps(id_text, ensure_ascii=False)):
+        found = store.get(source, candidate)
+        if found is not None:
+            return found
+    raise RegionError(f"feature {text!r} is not in the store")
+
+
+def _by_attribute(store: FeatureStore, text: str) -> Feature:
+    where, _, value = text.partition("=")
+    layer, slash, attribute = where.partition("/")
+    if not slash or not layer or not attribute:
+        raise RegionError(f"feature {text!r} is neither SOURCE:ID nor LAYER/ATTRIBUTE=VALUE")
+    matches = (one for one in store.scan(layer=layer) if _says(json.loads(one.properties).get(attribute), value))
+    found = list(islice(matches, 2))
+    if not found:
+        raise RegionError(f"feature {text!r}: no feature of layer {layer} has {attribute} = {value}")
+    if len(found) > 1:
+        ids = " and ".join(f"{one.source}:{one.feature_id}" for one in found)
+        raise RegionError(f"feature {text!r}: {ids} both have it; name one by SOURCE:ID")
+    return found[0]
+
+
+def _says(value: Any, text: str) -> bool:
+    return value == text if isinstance(value, str) else value is not None and json.dumps(value) == text

@@ -76,6 +76,6 @@ def test_the_instance_refuses_no_dagster_yaml_of_ours(tmp_path: Path, monkeypatc
     with world(tmp_path, monkeypatch) as here:
         assert isinstance(here.instance, DagsterInstance)
         assert here.instance.run_coordinator.dequeue_interval_seconds == 1
-        assert here.instance.get_concurrency_config().run_queue_config.max_concurrent_runs == 7
+        assert here.instance.get_concurrency_config().run_queue_config.max_concurrent_runs == 9
         assert here.instance.get_settings("sensors")["use_threads"]
         assert AssetKey("tiles") == catalog.TILES
