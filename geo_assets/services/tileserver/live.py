@@ -96,7 +96,6 @@ class _Fix(msgspec.Struct, gc=False):
     device_id: str | None = None
     lon: float = math.nan
     lat: float = math.nan
-    heading_deg: float | None = None
 
 
 class _Seen(NamedTuple):
@@ -105,7 +104,7 @@ class _Seen(NamedTuple):
     lon: float
     lat: float
     time_ms: int
-    heading: float | None
+    stamp_ms: int
     heard: float
 
 
@@ -162,7 +161,7 @@ class LiveClient:
             parts.append(_event("fences", {"revision": self.fences.revision, "total": len(self.fences.fences)}))
             self.fences = None
         if self.moved:
-            rows = [(device, s.lon, s.lat, s.time_ms, s.heading) for device, s in self.moved.items()]
+            rows = [(device, s.lon, s.lat, s.time_ms, s.stamp_ms) for device, s in self.moved.items()]
             parts.append(_event("devices", {"devices": rows, "left_out": self.left_out}))
             self.moved, self.left_out = {}, 0
         if self.told or self.missed:
@@ -368,7 +367,9 @@ class LiveHub:
             known = devices.get(device)
             if known is not None and fix.event_time_ms < known.time_ms <= now_ms + SKEW_MS:
                 continue
-            moved[device] = devices[device] = _Seen(fix.lon, fix.lat, fix.event_time_ms, fix.heading_deg, now)
+            moved[device] = devices[device] = _Seen(
+                fix.lon, fix.lat, fix.event_time_ms, record.timestamp_ms, now
+            )  # fmt: skip
             devices.move_to_end(device)
         while devices and (len(devices) > MOST_DEVICES or now - next(iter(devices.values())).heard > SILENT_S):
             devices.popitem(last=False)

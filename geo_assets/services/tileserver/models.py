@@ -116,8 +116,8 @@ class FenceCollection(_Wire):
 class Devices(_Wire):
     """Data of the event `devices`: the newest of each device that moved in the box, or out of it."""
 
-    devices: list[tuple[str, float, float, int, float | None]] = Field(
-        description="Device id, longitude, latitude, event time in milliseconds, heading in degrees."
+    devices: list[tuple[str, float, float, int, int]] = Field(
+        description="Device id, longitude, latitude, its time of the fix and the log's stamp of it, milliseconds."
     )
     left_out: int = Field(ge=0, description="Devices in the box beyond those that one client is told of.")
 

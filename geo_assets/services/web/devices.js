@@ -94,12 +94,13 @@ export function showDevices(map, fencesAt) {
   return {
     update({ devices: rows, left_out: leftOut }) {
       const now = performance.now(), wall = Date.now();
-      for (const [id, lng, lat, time, heading] of rows) {
+      for (const [id, lng, lat, time, stamp] of rows) {
+        const heard = Math.min(wall, stamp); // a page that was just opened is told of what was heard before
         if (!inBox(lng, lat)) { devices.delete(id); continue; }
         const known = devices.get(id);
         const fences = fencesAt(lng, lat);
         if (!known) {
-          devices.set(id, { lng, lat, fromLng: lng, fromLat: lat, glide: 0, since: now, heard: wall, time, heading, fences, every: 1000 });
+          devices.set(id, { lng, lat, fromLng: lng, fromLat: lat, glide: 0, since: now, heard, time, fences, every: 1000 });
           continue;
         }
         // From where it is drawn now, in about the time until its next fix.
@@ -107,7 +108,7 @@ export function showDevices(map, fencesAt) {
         const far = Math.abs(lng - fromLng) > 0.5 || Math.abs(lat - fromLat) > 0.5;
         known.every = 0.7 * known.every + 0.3 * Math.min(LONGEST_GLIDE_MS, now - known.since);
         Object.assign(known, { lng, lat, fromLng: far ? lng : fromLng, fromLat: far ? lat : fromLat, glide: far ? 0 : Math.max(200, known.every * 1.1),
-          since: now, heard: wall, time, heading, fences });
+          since: now, heard, time, fences });
         moving = Math.max(moving, now + known.glide);
       }
       $('devices-more').textContent = leftOut ? `${count(leftOut)} more are not drawn; zoom in` : '';

@@ -8,8 +8,8 @@ const HINTS = {
   circle: 'Click the middle, then the edge.',
   corridor: 'Click along the way; click the last corner again to end it.',
 };
-const EARTH_M = 6_371_008.8;
-const MOST_CORNERS = 200; // of a fence whose corners can still be pulled about one by one
+const AXIS_M = 6_378_137, ECCENTRICITY = 0.00669437999014; // of WGS 84; the square of the first
+const MOST_CORNERS = 80; // of a fence whose corners can still be pulled about one by one
 const WAIT_MS = 15_000; // for a saved fence to be in force
 const FORCE = '#e8590c';
 
@@ -24,36 +24,49 @@ function load() {
 }
 
 const radians = (degrees) => (degrees * Math.PI) / 180;
-function metres([x1, y1], [x2, y2]) {
-  const a = Math.sin(radians(y2 - y1) / 2) ** 2 + Math.cos(radians(y1)) * Math.cos(radians(y2)) * Math.sin(radians(x2 - x1) / 2) ** 2;
-  return 2 * EARTH_M * Math.asin(Math.sqrt(a));
-}
 const round9 = (value) => Math.round(value * 1e9) / 1e9;
+
+/** Metres of a radian northwards and eastwards at a latitude, on the ellipsoid (WGS 84): as good as exact below 10 km. */
+function scaleAt(lat) {
+  const sine = Math.sin(radians(lat)) ** 2, part = 1 - ECCENTRICITY * sine;
+  return [(AXIS_M * (1 - ECCENTRICITY)) / part ** 1.5, (AXIS_M / Math.sqrt(part)) * Math.cos(radians(lat))];
+}
+
+function metres([x1, y1], [x2, y2]) {
+  const [north, east] = scaleAt((y1 + y2) / 2);
+  return Math.hypot(radians(y2 - y1) * north, radians(x2 - x1) * east);
+}
 
 /** A circle as it is shown while it is drawn; what is saved is its middle and radius. */
 function ringAround([lng, lat], radius) {
-  const ring = [], angle = radius / EARTH_M, y = radians(lat);
-  for (let i = 0; i <= 64; i++) {
-    const bearing = (-2 * Math.PI * (i % 64)) / 64;
-    const y2 = Math.asin(Math.sin(y) * Math.cos(angle) + Math.cos(y) * Math.sin(angle) * Math.cos(bearing));
-    const x2 = radians(lng) + Math.atan2(Math.sin(bearing) * Math.sin(angle) * Math.cos(y), Math.cos(angle) - Math.sin(y) * Math.sin(y2));
-    ring.push([round9((x2 * 180) / Math.PI), round9((y2 * 180) / Math.PI)]);
+  const ring = [];
+  for (let i = 0; i <= 32; i++) {
+    const bearing = (-2 * Math.PI * (i % 32)) / 32, [north] = scaleAt(lat);
+    const y = lat + ((radius * Math.cos(bearing)) / north) * (180 / Math.PI), [, east] = scaleAt((lat + y) / 2);
+    ring.push([round9(lng + ((radius * Math.sin(bearing)) / east) * (180 / Math.PI)), round9(y)]);
   }
   return ring;
 }
 
+/** Middle and radius of a ring, and how far from one its corners are, as a fraction. */
 function circleOf(ring) {
   const xs = ring.map(([x]) => x), ys = ring.map(([, y]) => y);
-  const middle = [(Math.min(...xs) + Math.max(...xs)) / 2, 0];
-  // The middle between its north and south lies a little off the middle of the latitudes; both bearings agree on it.
-  middle[1] = (Math.min(...ys) + Math.max(...ys)) / 2;
-  return { middle, radius: ring.reduce((sum, point) => sum + metres(middle, point), 0) / ring.length };
+  const middle = [(Math.min(...xs) + Math.max(...xs)) / 2, (Math.min(...ys) + Math.max(...ys)) / 2];
+  const all = ring.map((point) => metres(middle, point)), reach = all.reduce((sum, one) => sum + one, 0) / all.length;
+  return { middle, reach, off: Math.max(...all.map((one) => Math.abs(one - reach))) / reach };
+}
+
+/** A standing fence's circle: its 128 corners lie a hair outside, so that their sides' middles lie a hair inside. */
+function standingCircle({ type, coordinates }) {
+  if (type !== 'Polygon' || coordinates.length !== 1 || coordinates[0].length !== 129) return null;
+  const { middle, reach, off } = circleOf(coordinates[0]);
+  return off < 0.001 ? { middle, radius: (reach * (1 + Math.cos(Math.PI / 128))) / 2 } : null;
 }
 
 /** The drawing tools; nothing happens before a kind is chosen or a fence is to be changed. */
 export function drawing(map, { fences }) {
   const form = $('fence-form');
-  let draw = null, kind = null, feature = null, editing = null, touched = false, busy = false, awaited = null;
+  let draw = null, kind = null, feature = null, editing = null, touched = false, busy = false, awaited = null, wrong = null;
 
   const note = (text, good = false) => { const line = $('draw-note'); line.textContent = text; line.className = good ? 'good' : ''; line.hidden = !text; };
   const drawn = () => (feature === null ? null : draw?.getSnapshotFeature(feature));
@@ -68,7 +81,7 @@ export function drawing(map, { fences }) {
     draw = new TerraDraw({
       adapter: new TerraDrawMapLibreGLAdapter({ map, coordinatePrecision: 9 }),
       modes: [
-        new TerraDrawPolygonMode({ styles: ground }), new TerraDrawCircleMode({ styles: ground, segments: 64 }),
+        new TerraDrawPolygonMode({ styles: ground }), new TerraDrawCircleMode({ styles: ground, segments: 32 }),
         new TerraDrawLineStringMode({ styles: { lineStringColor: FORCE, lineStringWidth: 3, closingPointColor: '#ffffff', closingPointOutlineColor: FORCE } }),
         new TerraDrawSelectMode({
           allowManualDeselection: false,
@@ -82,19 +95,22 @@ export function drawing(map, { fences }) {
     draw.on('finish', (id) => {
       if (feature !== null) { changed(); return; } // the end of a pull
       feature = id;
+      touched = true;
       // Not while the library is still ending its own way of drawing.
       setTimeout(() => { draw.setMode('select'); draw.selectFeature(id); changed(); note(''); form.elements.name.focus(); });
     });
-    draw.on('change', (ids, type) => { if (feature !== null && ids.includes(feature) && type === 'update') { touched = true; changed(); } });
+    draw.on('change', (ids, type) => { if (feature !== null && ids.includes(feature) && type === 'update') { touched = true; if (wrong) fault(null); changed(); } });
     map.addSource('draft', { type: 'geojson', data: { type: 'FeatureCollection', features: [] } });
     map.addLayer({ id: 'draft-corridor', type: 'line', source: 'draft', layout: { 'line-cap': 'round', 'line-join': 'round' },
       paint: { 'line-color': FORCE, 'line-opacity': 0.22, 'line-width': 1 } }, 'geofences-label');
+    map.addLayer({ id: 'draft-fault', type: 'circle', source: 'draft', filter: ['==', ['geometry-type'], 'Point'],
+      paint: { 'circle-radius': 13, 'circle-color': 'rgba(194, 36, 76, 0.18)', 'circle-stroke-color': '#c2244c', 'circle-stroke-width': 2.5 } });
   }
 
   function changed() {
     const shape = drawn();
-    if (kind === 'circle' && shape && document.activeElement !== form.elements.radius_m) {
-      form.elements.radius_m.value = circleOf(shape.geometry.coordinates[0]).radius.toFixed(1);
+    if (kind === 'circle' && shape && touched && document.activeElement !== form.elements.radius_m) {
+      form.elements.radius_m.value = circleOf(shape.geometry.coordinates[0]).reach.toFixed(1);
     }
     corridor();
     $('fence-save').disabled = busy || (!shape && !editing);
@@ -102,7 +118,8 @@ export function drawing(map, { fences }) {
 
   function corridor() {
     const shape = kind === 'corridor' ? drawn() : null;
-    map.getSource('draft')?.setData({ type: 'FeatureCollection', features: shape ? [{ type: 'Feature', properties: {}, geometry: shape.geometry }] : [] });
+    const shown = [shape?.geometry, wrong && { type: 'Point', coordinates: wrong }].filter(Boolean);
+    map.getSource('draft')?.setData({ type: 'FeatureCollection', features: shown.map((geometry) => ({ type: 'Feature', properties: {}, geometry })) });
     if (!shape) return;
     // As wide on the ground at every zoom: 512 pixels are the world's circumference at zoom 0.
     const lat = shape.geometry.coordinates[0][1], pixels = (form.elements.width_m.value * 512) / (2 * Math.PI * 6_378_137 * Math.cos(radians(lat)));
@@ -114,6 +131,7 @@ export function drawing(map, { fences }) {
     fault(null);
     for (const [name, value] of Object.entries(values)) if (form.elements[name]) form.elements[name].value = value ?? '';
     $('fence-title').textContent = title;
+    $('fence-delete').hidden = !editing;
     for (const [name, of] of [['radius', 'circle'], ['width', 'corridor']]) $(`${name}-row`).hidden = kind !== of;
     form.hidden = false;
     $('panel').classList.add('editing');
@@ -145,16 +163,22 @@ export function drawing(map, { fences }) {
     close();
     editing = found;
     const { name, dwell_s, hysteresis_m, priority } = found.properties;
-    const { type, coordinates } = found.geometry;
-    if (type === 'Polygon' && coordinates.length === 1 && coordinates[0].length <= MOST_CORNERS) {
-      const ring = coordinates[0].map(([x, y]) => [round9(x), round9(y)]);
-      const [added] = draw.addFeatures([{ type: 'Feature', properties: { mode: 'polygon' }, geometry: { type, coordinates: [ring] } }]);
-      if (added.valid) { feature = added.id; draw.setMode('select'); draw.selectFeature(feature); }
-      note('Pull its corners, or change its numbers.');
-    } else note('Its numbers can be changed here; its shape is too intricate.');
+    const { type, coordinates } = found.geometry, round = standingCircle(found.geometry);
+    let ring = null;
+    if (round) {
+      kind = 'circle';
+      ring = ringAround(round.middle, round.radius);
+    } else if (type === 'Polygon' && coordinates.length === 1 && coordinates[0].length <= MOST_CORNERS) {
+      ring = coordinates[0].map(([x, y]) => [round9(x), round9(y)]);
+    }
+    if (ring) {
+      draw.setMode('select');
+      const [added] = draw.addFeatures([{ type: 'Feature', properties: { mode: round ? 'circle' : 'polygon' }, geometry: { type, coordinates: [ring] } }]);
+      if (added.valid) { feature = added.id; draw.selectFeature(feature); } else ring = null;
+    }
+    note(ring ? 'Pull its corners, or change its numbers.' : 'Its numbers can be changed here; its shape is too intricate.');
     touched = false;
-    open(name || 'Fence', { name, dwell_s, hysteresis_m, priority: priority || '' });
-    $('fence-delete').hidden = false;
+    open(name || 'Fence', { name, dwell_s, hysteresis_m, priority: priority || '', radius_m: round ? Number(round.radius.toFixed(2)) : '' });
   }
 
   function body(action) {
@@ -179,11 +203,16 @@ export function drawing(map, { fences }) {
     for (const input of form.querySelectorAll('[aria-invalid]')) input.removeAttribute('aria-invalid');
     const line = $('fence-fault');
     line.hidden = !problem;
+    // What the geometry library says of a place, such as «Self-intersection[24.9 60.1]», is shown at that place.
+    const place = problem?.detail?.match(/^([\w -]+)\[(-?[\d.e-]+) (-?[\d.e-]+)\]$/);
+    wrong = place ? [Number(place[2]), Number(place[3])] : null;
+    if (draw) corridor();
     if (!problem) return;
     const input = form.elements[problem.field?.replace('properties.', '')];
     input?.setAttribute('aria-invalid', 'true');
+    const detail = place ? `${place[1] === 'Self-intersection' ? 'the border crosses itself' : place[1]}, where it is marked` : problem.detail ?? problem.title, named = `${problem.field}: `;
     const facts = [['value', problem.value], ['limit', problem.limit]].filter(([, value]) => value !== undefined && value !== null);
-    line.replaceChildren(Object.assign(document.createElement('b'), { textContent: problem.field ?? 'Not saved' }), ` ${problem.detail ?? problem.title}`,
+    line.replaceChildren(Object.assign(document.createElement('b'), { textContent: problem.field ?? 'Not saved' }), ` ${detail.startsWith(named) ? detail.slice(named.length) : detail}`,
       ...facts.map(([word, value]) => Object.assign(document.createElement('small'), { textContent: `${word}: ${Array.isArray(value) ? value.join(' to ') : value}` })));
   }
 
