@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from geo_assets import addresses
+from geo_assets.partitions import PartitionZooms
 from geo_assets.events import signature
 
 
@@ -94,7 +95,7 @@ class Settings(BaseSettings):
         default=14 * 24 * 3600.0, ge=60, description="Superseded materializations and old check results are kept."
     )
     keep_runs_s: float = Field(default=30 * 24 * 3600.0, ge=60, description="Runs that ended are kept.")
-    # At night, when the fewest wait. At hundreds of commits a second, hour by hour: `23 * * * *`.
+    # At night, when the fewest wait. At hundreds of commits a second, hour by hour: `@hourly`.
     maintenance_cron: str = Field(
         default="23 3 * * *", description="When the job `maintenance` runs, in UTC; `off`: only by hand."
     )
@@ -286,6 +287,16 @@ class Settings(BaseSettings):
     def takes_fences(self) -> bool:
         """Whether the tile server takes fences that are drawn on its page."""
         return self.is_private if self.draw_fences is None else self.draw_fences
+
+    @field_validator("partition_zooms")
+    @classmethod
+    def _partition_zooms(cls, text: str) -> str:
+        return str(PartitionZooms.parse(text))
+
+    @property
+    def partitions(self) -> PartitionZooms:
+        """The zooms at which a tile is a partition of its own."""
+        return PartitionZooms.parse(self.partition_zooms)
 
     @property
     def tiles_url(self) -> str:

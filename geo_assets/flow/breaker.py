@@ -13,6 +13,7 @@ FAILURES = 20
 OPEN_S = 5.0
 
 BreakerState = Literal["closed", "open", "half-open"]
+Held = Literal["closed", "open"]
 
 
 class Breaker:
@@ -41,6 +42,8 @@ class Breaker:
         self._probe = 0
         self.reason = ""
         """Why it is open."""
+        self.held: Held | None = None
+        """Where an operator holds it."""
 
     @property
     def state(self) -> BreakerState:
@@ -60,7 +63,7 @@ class Breaker:
             while it is closed or the pause is not over.
         """
         with self._lock:
-            if self._state == "closed" or now_s - self._since < self.open_s:
+            if self._state == "closed" or self.held == "open" or now_s - self._since < self.open_s:
                 return None
             # Half-open as well: a probe that never reports its outcome is replaced by the next.
             self._since = now_s
@@ -76,7 +79,7 @@ class Breaker:
         with self._lock:
             if self._state == "closed":
                 self._in_a_row = 0
-            elif self._state == "half-open" and probe == self._probe:
+            elif self._state == "half-open" and probe == self._probe and self.held != "open":
                 self._in_a_row, self.reason = 0, ""
                 self._move("closed")
 
@@ -88,6 +91,8 @@ class Breaker:
         """
         with self._lock:
             if self._state == "closed":
+                if self.held == "closed":
+                    return False
                 self._in_a_row += 1
                 if self._in_a_row < self.failures:
                     return False
@@ -101,6 +106,26 @@ class Breaker:
         with self._lock:
             if self._state != "open":
                 self._open(now_s, reason)
+
+    def hold(self, where: Held | None, now_s: float, reason: str = "an operator holds it open") -> None:
+        """Have it stay where an operator wants it.
+
+        Args:
+            where: `open`: at once, and no probe passes. `closed`: at once, and failures in a row do not open it; a
+                `trip` does, as who trips it cannot go on. None: it goes on by itself, from where it is.
+            now_s: The time.
+            reason: Why, where it is open.
+        """
+        with self._lock:
+            before, self.held = self.held, where
+            if where == "open":
+                self._open(now_s, reason)
+            elif where == "closed":
+                self._in_a_row, self.reason = 0, ""
+                self._move("closed")
+            elif before == "open":
+                # The next one who asks is the probe.
+                self._since = now_s - self.open_s
 
     def _open(self, now_s: float, reason: str) -> None:
         self._since, self.reason = now_s, reason

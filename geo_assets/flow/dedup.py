@@ -96,8 +96,8 @@ class DedupWindow:
         self._begin = self._end = 0
         self._stamps: deque[tuple[int, int]] = deque()
         self._bloom = BloomFilter(capacity) if bloom else None
-        self.suspects = self.found = 0
-        """Keys that the filter let through to the index, and those that were there."""
+        self.suspects = self.false_positives = self.found = 0
+        """Keys that the filter let through to the index, those of them that were not there, and those that were."""
 
     def __len__(self) -> int:
         return self._end - self._begin
@@ -147,6 +147,7 @@ class DedupWindow:
                 suspects = np.flatnonzero(known)
                 self.suspects += len(suspects)
                 known[suspects] = self._contains(rows[suspects])
+                self.false_positives += len(suspects) - int(np.count_nonzero(known))
         if not known.any() and len(set(keys)) == len(keys):
             fresh, numbers = rows, list(range(start, start + len(keys)))
         else:

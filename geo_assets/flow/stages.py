@@ -68,6 +68,14 @@ class Buckets:
         self.count += len(seconds)
         self.total += float(seconds.sum())
 
+    def running(self) -> list[tuple[str, float]]:
+        """Upper bound, as Prometheus writes it, and how many values are at or below it."""
+        total, found = 0, list[tuple[str, float]]()
+        for bound, count in zip((*map(str, self.bounds), "+Inf"), list(self.counts), strict=True):
+            total += count
+            found.append((bound, total))
+        return found
+
     def exceeds(self, ceiling: float, share: float = SHARE, since: Sequence[int] | None = None) -> bool:
         """Whether more than `1 - share` of the values lie above a bound.
 

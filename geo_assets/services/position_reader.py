@@ -90,9 +90,9 @@ class PositionReader:
 
     @property
     def lag(self) -> dict[int, int]:
-        """Partition -> records not taken, as of the last look of the one who fetches."""
+        """Partition -> records not taken, as of the last look of the one who fetches. Any thread may ask."""
         ends = self._follower.ends
-        return {p: max(0, ends.get(p, offset) - offset) for p, offset in self._follower.next_offsets.items()}
+        return {p: max(0, ends.get(p, offset) - offset) for p, offset in dict(self._follower.next_offsets).items()}
 
     def close(self) -> None:
         """End."""

@@ -25,7 +25,7 @@ import structlog
 from geo_assets.events import topics
 from geo_assets.events.dead_letter import DeadLetter
 from geo_assets.flow.bounds import Bounds, Shed
-from geo_assets.flow.breaker import FAILURES, OPEN_S, Breaker
+from geo_assets.flow.breaker import FAILURES, OPEN_S, Breaker, Held
 from geo_assets.flow.dedup import CAPACITY, DedupWindow
 from geo_assets.flow.epochs import mark
 from geo_assets.flow.stages import DEDUP, EMIT, PUBLISH, STAGES, Stage, StageGuard
@@ -128,10 +128,14 @@ class Router:
                 "held": lambda: self._held,
                 "spool_bytes": lambda: 0 if self.spool is None else self.spool.bytes_waiting,
                 "parked_devices": lambda: 0 if self.spool is None else self.spool.parked,
+                "under_way": lambda: 0 if self._publisher is None else self._publisher.under_way,
+                "capacity": lambda: o.bounds.capacity,
                 "window_keys": lambda: len(self.window),
+                "window_capacity": lambda: self.window.capacity,
                 "epoch": lambda: self.epoch,
             },
             {"dedup": lambda: self.dedup_breaker.state, "publish": lambda: self.breaker.state},
+            self._count_bloom,
         )
         self.counts = self.metrics.counts
         self._stages = StageGuard(STAGES, self.metrics.seconds, self._stage_in_breach)
@@ -581,9 +585,27 @@ class Router:
         self.counts["slow"] += 1
         self.breaker.failed(time.monotonic(), reason=f"{why} ({self.options.slow_publish_s * 1000:g} ms)")
 
+    def _count_bloom(self) -> None:
+        self.counts["bloom_suspects"] = self.window.suspects
+        self.counts["bloom_false_positives"] = self.window.false_positives
+
     def _stage_in_breach(self, stage: Stage, reason: str) -> None:
         breaker = self.breaker if stage is PUBLISH else self.dedup_breaker
-        breaker.trip(time.monotonic(), reason)
+        if breaker.held != "closed":
+            breaker.trip(time.monotonic(), reason)
+
+    def hold(self, where: Held | None) -> None:
+        """Hold the breakers open or closed, or let them go (see `Breaker.hold`). For the working thread.
+
+        Held closed they still open where the broker refuses deliveries: nothing could go on then.
+        """
+        for breaker in (self.breaker, self.dedup_breaker):
+            breaker.hold(where, time.monotonic())
+
+    @property
+    def spooled(self) -> int:
+        """Triggers that wait on disk."""
+        return 0 if self.spool is None else self.spool.waiting
 
     def _try(self, now: float) -> None:
         """Let one probe through where it is time for it: a mark of this epoch, which means nothing new to anybody."""

@@ -22,6 +22,8 @@ COUNTERS = {
     "drained": "Triggers that the log acknowledged out of the spool.",
     "slow": "Publishes over their ceiling, at most one every ceiling's length.",
     "again": "Triggers sent again, as their delivery had failed.",
+    "bloom_suspects": "Keys that the Bloom filter could not rule out, looked up in the exact index.",
+    "bloom_false_positives": "Keys among those that were not in the window.",
 }
 """Counter -> what it counts."""
 
@@ -34,29 +36,31 @@ class RouterMetrics(Collector):
     Args:
         gauges: Name -> value now.
         breakers: Name -> state now.
+        before: Called before they are told: what is counted elsewhere is brought in.
     """
 
-    def __init__(self, gauges: Mapping[str, Callable[[], float]], breakers: Mapping[str, Callable[[], str]]) -> None:
+    def __init__(
+        self,
+        gauges: Mapping[str, Callable[[], float]],
+        breakers: Mapping[str, Callable[[], str]],
+        before: Callable[[], None] = lambda: None,
+    ) -> None:
         self.registry = CollectorRegistry()
         self.counts = dict.fromkeys(COUNTERS, 0)
         self.seconds = {stage: Buckets() for stage in _STAGES}
-        self._gauges, self._breakers = gauges, breakers
+        self._gauges, self._breakers, self._before = gauges, breakers, before
         self.registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
         """The families, as they stand."""
+        self._before()
         for name, meaning in COUNTERS.items():
             yield CounterMetricFamily(f"geofence_router_{name}", meaning, value=self.counts[name])
         stages = HistogramMetricFamily(
             "geofence_router_stage_seconds", "Latency of a trigger by stage; observed by batches.", labels=["stage"]
         )
         for stage, buckets in self.seconds.items():
-            counts, total = list(buckets.counts), buckets.total
-            running, bounds = 0, list[tuple[str, float]]()
-            for bound, count in zip((*map(str, buckets.bounds), "+Inf"), counts, strict=True):
-                running += count
-                bounds.append((bound, running))
-            stages.add_metric([stage], bounds, total)
+            stages.add_metric([stage], buckets.running(), buckets.total)
         yield stages
         for name, value in self._gauges.items():
             yield GaugeMetricFamily(f"geofence_router_{name}", f"The router's {name.replace('_', ' ')}.", value=value())

@@ -28,15 +28,18 @@ from geo_assets.geofence.positions import read_positions, tick_value
 from geo_assets.geofence.replay import Replay, adopt
 from geo_assets.geofence.rules import Rules
 from geo_assets.geofence.tracker import Tracker
-from geo_assets.services import forgetting, routing_result
+from geo_assets.services import forgetting, holding, routing_result
 from geo_assets.services import geofence_snapshots as snapshots
 from geo_assets.services.dead_letters import write_dead_letters
 from geo_assets.services.fences import FenceBook, FencesLost, Standing
+from geo_assets.services.gc_pauses import GcPauses
 from geo_assets.services.geofence_snapshots import Replaced, Snapshots, Stored
 from geo_assets.services.lost_records import remember_loss, stop_if_told
+from geo_assets.services.metrics_port import serve_somewhere
 from geo_assets.services.position_reader import Batch, PositionReader
 from geo_assets.services.router import Router, RouterOptions
 from geo_assets.services.routing_lease import RoutingLease
+from geo_assets.services.routing_metrics import RoutingMetrics
 from geo_assets.services.routing_result import RoutingResult, quantile_ms
 from geo_assets.services.trigger_tail import now_ms, take_epoch
 from resources.event_log.protocol import LogUnavailable, NewRecord
@@ -44,6 +47,7 @@ from resources.ledger.protocol import LedgerUnavailable
 from resources.tile_store.protocol import TileStoreError
 
 if TYPE_CHECKING:
+    from geo_assets.flow.breaker import Held
     from geo_assets.geofence.index import FenceIndex
     from geo_assets.geofence.triggers import Triggers
     from geo_assets.settings import Settings
@@ -75,8 +79,12 @@ class RoutingOptions:
         fences_s: Between looks at `[fences]`.
         barrier_s: How long one waits for acknowledgements before a snapshot; a broker takes milliseconds.
         report_s: Between updates of the result that checks and `progress` see.
-        acknowledged: Told of every acknowledgement of triggers: when the positions that they came of were read
-            (`time.perf_counter_ns`), the oldest of their stamps in the log (ms), and when each trigger was acknowledged.
+        acknowledged: Told of every acknowledgement of triggers: when the positions that they came of were read, the
+            oldest of those positions' stamps in the log (ms), and when each trigger was acknowledged
+            (`time.perf_counter_ns`).
+        metrics_port: Where it tells its metrics while it routes; 0: on a free port, which its log and its result say;
+            None: nowhere. A port that is taken is as good as 0.
+        metrics_host: On which address.
         rules: How positions are judged.
         router: How triggers are routed.
         on_broker: Whether the log is a broker's.
@@ -91,6 +99,8 @@ class RoutingOptions:
     barrier_s: float = 0.25
     report_s: float = 15.0
     acknowledged: Callable[[int, int, Sequence[int]], None] | None = None
+    metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
     rules: Rules = field(default_factory=Rules)
     router: RouterOptions = field(default_factory=RouterOptions)
     on_broker: bool = False
@@ -100,6 +110,8 @@ def options_of(settings: Settings) -> RoutingOptions:
     """The options that settings say."""
     on_broker = settings.kafka_servers is not None
     return RoutingOptions(
+        metrics_port=settings.geofence_metrics_port,
+        metrics_host=settings.host,
         idle_s=settings.geofence_idle_s,
         run_s=settings.geofence_run_s,
         rules=Rules(lateness_ms=round(settings.geofence_lateness_s * 1000), crossings=settings.geofence_crossings),
@@ -172,6 +184,8 @@ class _Run:
         self.stack, self.options, self.book, self.lease, self.stop = stack, options, book, lease, stop
         self.progress = progress
         self.began = time.monotonic()
+        # What `perf_counter` lacks to be the time of day.
+        self.clock_s = time.time() - time.perf_counter()
         self.result = RoutingResult(epoch=take_epoch(stack.ledger), on_broker=options.on_broker)
         self.router = router
         router.epoch = self.result.epoch
@@ -190,7 +204,7 @@ class _Run:
         horizon = {} if anew else {p: min(at, extents[p].end) for p, at in tail.horizon.items() if p in extents}
         self.replay = Replay(horizon)
         self.read_at: dict[int, tuple[int, int]] = {}
-        self.seconds = Buckets()
+        self.seconds, self.stamp_seconds = Buckets(), Buckets()
         self.router.on_acknowledged(self._acknowledged)
         if told is not None:
             self.router.route(told)
@@ -199,6 +213,9 @@ class _Run:
         self.writing: Future[float] | None = None
         self.ending = threading.Event()
         self.to_forget = forgetting.wishes(stack.ledger)
+        self.held: Held | None = None
+        self.pauses = GcPauses()
+        self.end_metrics = self._serve_metrics()
         self.newest: tuple[str, FenceIndex] | None = None
         self.folder = threading.Thread(target=self._fold, name="fences", daemon=True)
         self.folder.start()
@@ -208,6 +225,27 @@ class _Run:
         )  # fmt: skip
 
     # Starting
+
+    def _serve_metrics(self) -> Callable[[], None]:
+        if self.options.metrics_port is None:
+            return lambda: None
+        registry = self.router.metrics.registry
+        registry.register(RoutingMetrics(self))
+        registry.register(self.pauses)
+        try:
+            port, end = serve_somewhere(registry, self.options.metrics_host, self.options.metrics_port)
+        except OSError as fault:
+            log.warning("no metrics", host=self.options.metrics_host, error=fault.strerror)
+            return lambda: None
+        self.pauses.start()
+        self.result.metrics_port = port
+        log.info("metrics", address=f"http://{self.options.metrics_host}:{port}/metrics")
+
+        def stop() -> None:
+            self.pauses.close()
+            end()
+
+        return stop
 
     def _begins_anew(self, stored: Stored, ends: Mapping[int, int]) -> bool:
         """Whether the snapshot says nothing of this topic: it was made again, or put back to an earlier state."""
@@ -259,6 +297,7 @@ class _Run:
             self.result.ended = "replaced"
         finally:
             self.ending.set()
+            self.end_metrics()
             self.reader.close()
             self.folder.join(timeout=30.0)
             self.router.close(1.0)
@@ -281,6 +320,9 @@ class _Run:
                 return "stopped"
             if o.run_s is not None and now - self.began >= o.run_s:
                 return "time"
+            if self.held != self.router.breaker.held:
+                log.warning("the breaker is held" if self.held else "the breaker goes by itself", where=self.held)
+                self.router.hold(self.held)
             batch = None
             ready = self.router.ready()
             # Where no acknowledgement is to come, positions are what to wait for.
@@ -308,7 +350,7 @@ class _Run:
                     snapshot_at = time.monotonic() + max(o.snapshot_s, 10 * cost)
             if ready and batch is None and waiting is None and self.reader.at_end:
                 self._tick(now)
-                busy = self.router.in_flight or self._changes()
+                busy = self.router.in_flight or self.router.spooled or self._changes()
                 # What a tick brings is read again first.
                 if (
                     o.idle_s is not None
@@ -351,7 +393,11 @@ class _Run:
         if of is None or not len(at):
             return
         read, stamp_ms = of
-        self.seconds.observe_all((np.array(at, np.int64) - read) / 1e9)
+        times = np.array(at, np.int64)
+        self.seconds.observe_all((times - read) / 1e9)
+        # Stamps are by the clock of whoever appended: one that goes ahead is no wait.
+        since = times / 1e9 + (self.clock_s - stamp_ms / 1e3)
+        self.stamp_seconds.observe_all(np.maximum(since, 0.0))
         if self.options.acknowledged is not None:
             self.options.acknowledged(read, stamp_ms, at)
 
@@ -482,6 +528,7 @@ class _Run:
                 if standing.name and (self.newest is None or self.newest[0] != standing.name):
                     self.newest = (standing.name, self.book.index(standing.name))
                 self.to_forget = forgetting.wishes(self.stack.ledger)
+                self.held = holding.held(self.stack.ledger)
             except Exception as fault:
                 log.warning("fences wait", error=f"{type(fault).__name__}: {fault}")
             self.ending.wait(self.options.fences_s)
@@ -537,6 +584,9 @@ class _Run:
         result.routed, result.deduped, result.shed = counts["routed"], counts["deduped"], counts["shed"]
         result.fence_revision, result.devices = self.tracker.revision, self.tracker.devices
         result.stays, result.at_ms = self.tracker.stays, now_ms()
+        breaker = self.router.breaker if not self.router.breaker.closed else self.router.dedup_breaker
+        result.breaker = breaker.state if breaker.closed else f"{breaker.state}: {breaker.reason}"
+        result.longest_gc_ms = self.pauses.longest_s * 1000
         stages = {**seconds, READ_TO_ACK: self.seconds}
         result.p50_ms = {name: quantile_ms(buckets, 0.5) for name, buckets in stages.items()}
         result.p99_ms = {name: quantile_ms(buckets, 0.99) for name, buckets in stages.items()}

@@ -39,6 +39,9 @@ class RoutingResult:
         p50_ms: Stage -> median.
         p99_ms: Stage -> 99th percentile.
         on_broker: Whether the log is a broker's.
+        breaker: `closed`, or its state and why.
+        longest_gc_ms: The longest pause of the garbage collector, where metrics are served.
+        metrics_port: Where they are; 0 for nowhere.
         at_ms: When, milliseconds since the epoch, UTC.
     """
 
@@ -61,6 +64,9 @@ class RoutingResult:
     p50_ms: dict[str, float] = field(default_factory=dict[str, float])
     p99_ms: dict[str, float] = field(default_factory=dict[str, float])
     on_broker: bool = False
+    breaker: str = "closed"
+    longest_gc_ms: float = 0.0
+    metrics_port: int = 0
     at_ms: int = 0
 
     @property

@@ -117,3 +117,36 @@ def test_of_many_threads_that_ask_at_once_exactly_one_is_the_probe() -> None:
 def test_numbers_that_make_no_breaker_are_refused() -> None:
     with pytest.raises(ValueError, match="failures"):
         Breaker(0)
+
+
+def test_one_that_is_held_open_lets_no_probe_through_until_it_is_let_go() -> None:
+    breaker = Breaker(3, 5.0)
+    breaker.hold("open", 100.0)
+    assert (breaker.state, breaker.reason) == ("open", "an operator holds it open")
+    assert breaker.probe(200.0) is None
+    breaker.succeeded()
+    assert breaker.state == "open"
+    breaker.hold(None, 201.0)
+    number = breaker.probe(201.0)
+    assert number is not None
+    breaker.hold("open", 202.0)
+    breaker.succeeded(number)
+    assert breaker.state == "open"
+    breaker.hold(None, 203.0)
+    breaker.succeeded(breaker.probe(203.0))
+    assert breaker.closed
+
+
+def test_one_that_is_held_closed_opens_for_no_failures_in_a_row_and_for_who_cannot_go_on() -> None:
+    breaker = Breaker(3, 5.0)
+    breaker.trip(100.0, "why")
+    breaker.hold("closed", 100.0)
+    assert breaker.closed
+    assert not any(breaker.failed(100.0 + n) for n in range(10))
+    assert breaker.closed
+    breaker.trip(120.0, "the publisher is broken")
+    assert breaker.state == "open"
+    breaker.succeeded(breaker.probe(125.0))
+    assert breaker.closed
+    breaker.hold(None, 140.0)
+    assert [breaker.failed(140.0 + n) for n in range(3)] == [False, False, True]

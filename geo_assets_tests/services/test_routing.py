@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import gc
 import json
+import socket
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +17,7 @@ import pytest
 from geo_assets.events import topics
 from geo_assets.events.models import FenceEvent
 from geo_assets.geofence.rules import Rules
-from geo_assets.services import forgetting, routing
+from geo_assets.services import forgetting, position_reader, routing, routing_result
 from geo_assets.services import geofence_snapshots as snapshots
 from geo_assets.services.dead_letters import list_dead_letters
 from geo_assets.services.fences import FOLDER, FenceBook
@@ -37,7 +41,7 @@ from geo_assets_tests.geofence_world import (
     walk,
     what,
 )
-from resources.event_log.protocol import LogUnavailable, NewRecord
+from resources.event_log.protocol import LogUnavailable, NewRecord, TopicSpec
 from resources.ledger.protocol import LedgerUnavailable
 
 RULES = Rules(lateness_ms=1_000)
@@ -386,3 +390,84 @@ def test_erase_device_at_the_command_line(tmp_path: Path, monkeypatch: pytest.Mo
         assert data is not None
         assert b"d-17" not in data
     assert CliRunner().invoke(app, ["erase"]).exit_code != 0
+
+
+def metrics_of(port: int) -> dict[str, float]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        lines = answer.read().decode().splitlines()
+    return {name: float(value) for name, _, value in (x.rpartition(" ") for x in lines if not x.startswith("#"))}
+
+
+def test_a_run_tells_its_metrics_while_it_routes_on_a_free_port_where_its_own_is_taken(stack: Stack) -> None:
+    post_fences(stack, [fence(n, dwell_s=120) for n in range(6)])
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        run = InThread(stack, replace(OPTIONS, idle_s=None, report_s=0.1, metrics_port=number))
+        until(lambda: stack.ledger.get_value(routing_result.VALUE))
+    port = json.loads(stack.ledger.get_value(routing_result.VALUE) or "")["metrics_port"]
+    assert port not in (0, number)
+    stack.log.append([*walk(20, 40), NewRecord(topics.POSITIONS, "x", b"no position", {}, 1)])
+    until(lambda: metrics_of(port)["geofence_routing_positions_total"] >= 801)
+    until(lambda: metrics_of(port)["geofence_router_routed_total"] == sum(map(len, seen(stack).values())) > 200)
+    until(lambda: metrics_of(port)["geofence_router_held"] == 0)
+    found = metrics_of(port)
+    assert found['geofence_routing_judged_total{outcome="accepted"}'] == 800
+    assert found["geofence_routing_poison_total"] == 1
+    assert found["geofence_routing_devices"] == 20
+    assert {name for name in found if name.startswith("geofence_routing_lag")} == {
+        f'geofence_routing_lag{{partition="{n}"}}' for n in range(3)
+    }
+    assert sum(value for name, value in found.items() if name.startswith("geofence_routing_lag")) == 0
+    assert found["geofence_routing_read_to_acknowledgement_seconds_count"] == found["geofence_router_routed_total"]
+    assert found["geofence_router_window_keys"] == found["geofence_router_routed_total"]
+    assert found["geofence_router_bloom_false_positives_total"] <= found["geofence_router_bloom_suspects_total"]
+    assert found['geofence_router_breaker{stage="publish"}'] == 0
+    assert found["geofence_router_epoch"] == 1
+    gc.collect()
+    assert metrics_of(port)['geofence_gc_pause_seconds_count{generation="2"}'] >= 1
+    assert not [name for name in found if "d1" in name]
+    run.end()
+    with pytest.raises(urllib.error.URLError):
+        metrics_of(port)
+
+
+def test_an_operator_holds_the_breaker_open_and_lets_it_go(
+    stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from typer.testing import CliRunner
+
+    from geo_assets.cli import app
+
+    def breaker(*where: str) -> str:
+        answer = CliRunner().invoke(app, ["breaker", *where])
+        assert answer.exit_code == 0, answer.output
+        return answer.output
+
+    monkeypatch.setenv("GEO_ASSETS_HOME", str(tmp_path))
+    monkeypatch.setenv("GEO_ASSETS_LOG_PARTITIONS", "3")
+    post_fences(stack, [fence(n) for n in range(6)])
+    assert "held open" in breaker("open")
+    run = InThread(stack, replace(OPTIONS, report_s=0.1))
+    until(lambda: "open: an operator holds it open" in breaker())
+    stack.log.append(walk(5, 20))
+    time.sleep(0.5)
+    assert seen(stack) == {}
+    # Neither idle, while positions wait, nor at its end.
+    assert run.is_alive()
+    assert "held closed" in breaker("close")
+    until(lambda: len(seen(stack)) == 5)
+    assert "by itself" in breaker("auto")
+    assert run.end().breaker == "closed"
+    assert what(seen(stack)) == expected(stack, fences_of(stack), RULES)
+
+
+def test_a_partition_that_is_added_is_read_from_its_first_record(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(position_reader, "_LOOK_S", 0.05)
+    post_fences(stack, [fence(n) for n in range(6)])
+    run = InThread(stack, replace(OPTIONS, idle_s=None))
+    until(lambda: marks(stack) == 1)
+    stack.log.ensure_topics([TopicSpec(topics.POSITIONS, partitions=4, retention_ms=stack.settings.retention_s * 1000)])
+    stack.log.append(walk(30, 20))
+    until(lambda: len(seen(stack)) == 30)
+    run.end()
+    assert what(seen(stack)) == expected(stack, fences_of(stack), RULES)

@@ -161,7 +161,7 @@ class KafkaFollower:
     def ends(self) -> Mapping[int, int]:
         """Partition -> its end as the last fetch said."""
         found: dict[int, int] = {}
-        for partition in self._next:
+        for partition in list(self._next):
             with suppress(KafkaException, RuntimeError):
                 extent = self._consumer.get_watermark_offsets(TopicPartition(self._name, partition), cached=True)
                 if extent is not None and extent[1] >= 0:
