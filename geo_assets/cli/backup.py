@@ -88,6 +88,8 @@ def _tell(done: Restored, backup: Backup | None) -> None:
     )
     if done.unpurged:
         out.print(f"{done.unpurged:,} tiles may stay in a cache for an hour: it did not take their purge")
+    if done.routing_anew:
+        out.print("the routing run's snapshot is gone: it begins anew, with nobody in any fence at first")
     gone: list[str] = []
     if done.lost:
         gone.append(f"{done.lost:,} records after the backup are past the log's retention: send those edits again")

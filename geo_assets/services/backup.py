@@ -1,8 +1,9 @@
 """Backup of feature store and ledger, of either stack, and what makes the platform right again after a restore.
 
-A backup is one file: a tar archive of what stores and ledger hold, and `backup.json`, which says how far `[raw]` had
-been ingested when it began. Tiles are not in it, nor is Dagster's catalog: both follow from the features. Nor are
-layers.yaml and sources.yaml, which are the user's own files and hold secrets.
+A backup is one file: a tar archive of what stores and ledger hold, of fences and the routing run's snapshot, and
+`backup.json`, which says how far `[raw]` had been ingested when it began. Tiles are not in it, nor is Dagster's
+catalog: both follow from the features. Nor are layers.yaml and sources.yaml, which are the user's own files and hold
+secrets.
 
 After a restore the log is ahead of the store, clients and caches have seen revisions that do not exist any more, and
 objects may be gone that the ledger names. `after_restore` mends all of it; every step bears being done again.
@@ -30,6 +31,8 @@ import structlog
 from geo_assets import __version__
 from geo_assets.events import topics
 from geo_assets.ports import TILES_FOLDER, tile_object
+from geo_assets.services import geofence_snapshots
+from geo_assets.services.geofence_backup import GeofenceState, GeofenceStateMoves, copy_state, make_right, put_back
 from geo_assets.services.migrating import migrate_all, versions
 from geo_assets.services.purging import tile_url
 from geo_assets.services.status import INGEST_GROUP
@@ -45,7 +48,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-FORMAT = 1
+FORMAT = 2
 """Of the archive; a later one is refused."""
 
 CONTENTS = "backup.json"
@@ -82,6 +85,7 @@ class Backup:
     raw_next: Mapping[int, int]
     """Partition of `[raw]` to the next offset that ingest had not yet acknowledged."""
     parts: tuple[Part, ...]
+    geofences: GeofenceState
     format: int = FORMAT
 
 
@@ -102,6 +106,8 @@ class Restored:
     other_topic: int | None = None
     """None where `[raw]` is the backup's own topic. Where it was made anew: how many records of the backup's are in
     the backup. What it accepted after them is gone with it, and nothing can tell how much that was."""
+    routing_anew: bool = False
+    """Positions had been routed, and there is no snapshot to go on from: nobody is in any fence at first."""
 
 
 # -- making -----------------------------------------------------------------------------------------------------------
@@ -121,14 +127,19 @@ def make_backup(settings: Settings, path: Path) -> Backup:
         raw_topic_id, raw_next = stack.log.topic_id(topics.RAW), _raw_position(stack)
     with tempfile.TemporaryDirectory(prefix=".backup-", dir=path.absolute().parent) as folder:
         parts = tuple(_copied(settings, Path(folder)))
-        made = Backup(time.time_ns() // 1_000_000, __version__, raw_topic_id, raw_next, parts)
+        with Stack(settings) as stack:
+            try:
+                geofences = copy_state(stack, Path(folder))
+            except GeofenceStateMoves as fault:
+                raise BackupError(f"{fault}: try again") from None
+        made = Backup(time.time_ns() // 1_000_000, __version__, raw_topic_id, raw_next, parts, geofences)
         unfinished = Path(folder) / "archive"
         with open(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
             # The dumps of Postgres are compressed already; files of SQLite become a third at the cheapest level.
             with tarfile.open(fileobj=file, mode="w:gz", compresslevel=1) as archive:
                 contents = Path(folder) / CONTENTS
                 contents.write_text(json.dumps(asdict(made), indent=1))
-                for name in (CONTENTS, *dict.fromkeys(part.member for part in parts)):
+                for name in (CONTENTS, *dict.fromkeys(part.member for part in parts), *geofences.objects):
                     archive.add(Path(folder) / name, name)
             file.flush()
             os.fsync(file.fileno())
@@ -201,7 +212,16 @@ def read_contents(path: Path) -> Backup:
             found["raw_topic_id"],
             {int(partition): offset for partition, offset in found["raw_next"].items()},
             tuple(Part(**part) for part in found["parts"]),
+            _geofences(found.get("geofences", {"values": {}, "objects": []})),
+            found["format"],
         )
+
+
+def _geofences(found: Mapping[str, Any]) -> GeofenceState:
+    """What an archive of format 1 has nothing of."""
+    if not all(str(name).startswith("geofence/") for name in found["objects"]):
+        raise ValueError("objects outside geofence/")
+    return GeofenceState(dict(found["values"]), tuple(found["objects"]))
 
 
 @contextlib.contextmanager
@@ -233,7 +253,7 @@ def restore(settings: Settings, path: Path) -> Restored:
     try:
         with tempfile.TemporaryDirectory(prefix=".restore-", dir=settings.home) as folder:
             with _readable(path), tarfile.open(path, "r:gz") as archive:
-                for name in dict.fromkeys(part.member for part in backup.parts):
+                for name in (*dict.fromkeys(part.member for part in backup.parts), *backup.geofences.objects):
                     archive.extract(name, folder, filter="data")
             done: set[tuple[str, str | None]] = set()
             for part in backup.parts:
@@ -246,9 +266,11 @@ def restore(settings: Settings, path: Path) -> Restored:
                 else:
                     with explained(BackupError, setting, url), _dump_errors():
                         postgres_dump.restore(url, settings.postgres_schema, Path(folder) / part.member)
-        migrate_all(settings)
-        with Stack(settings) as stack:
-            return after_restore(stack, backup)
+            migrate_all(settings)
+            with Stack(settings) as stack:
+                if backup.format > 1:
+                    put_back(stack, backup.geofences, Path(folder))
+                return after_restore(stack, backup)
     finally:
         home.stop()
 
@@ -307,6 +329,8 @@ def after_restore(stack: Stack, backup: Backup | None) -> Restored:
     """
     # The revisions that clients know may be given away again: they must forget them and reload.
     stack.ledger.set_value(EPOCH_NAME, uuid.uuid4().hex)
+    routed = stack.ledger.get_value(geofence_snapshots.VALUE) is not None
+    routing_anew = not make_right(stack) and routed
     cleared = _clear_lost(stack)
     keys = sorted(state.key for state in stack.ledger.scan(published=False))
     name = f"restore-{backup.made_at_ms if backup else 'other'}-{time.time_ns() // 1_000_000}"
@@ -319,7 +343,7 @@ def after_restore(stack: Stack, backup: Backup | None) -> Restored:
         log.warning("edits after the backup are past the log's retention: send them again", records=lost)
     if other_topic is not None:
         log.warning("[raw] was made anew: what the backup's accepted after it is gone, unknown how much")
-    return Restored(len(keys), cleared, replayed, lost, unpurged, other_topic)
+    return Restored(len(keys), cleared, replayed, lost, unpurged, other_topic, routing_anew)
 
 
 def _clear_lost(stack: Stack) -> int:
