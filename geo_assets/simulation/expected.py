@@ -57,24 +57,30 @@ def expected_crossings(fixes: Iterable[Fix], fences: Mapping[str, Ground]) -> li
     Returns:
         By fix; of one fix the EXITs first, then by fence id.
     """
-    flat = {name: (*_flat(ground.shape), ground) for name, ground in sorted(fences.items())}
+    fixes = list(fixes)
+    points = shapely.points([(fix.lon, fix.lat) for fix in fixes])
+    flat = [
+        (name, ground, *_flat(ground.shape), shapely.covers(ground.shape, points).tolist())
+        for name, ground in sorted(fences.items())
+    ]
     inside: dict[str, set[str]] = {}
     found: list[Crossing] = []
-    for fix in fixes:
+    for number, fix in enumerate(fixes):
         stays = inside.setdefault(fix.device, set())
         left: list[Crossing] = []
         entered: list[Crossing] = []
-        for name, (shape, scale, ground) in flat.items():
+        for name, ground, shape, scale, covers in flat:
+            if not covers[number] and name not in stays:
+                continue
             force = ground.in_force is None or ground.in_force(fix.time_ms)
-            covered = force and bool(shapely.covers(ground.shape, shapely.Point(fix.lon, fix.lat)))
             if name not in stays:
-                if covered:
+                if force:
                     stays.add(name)
                     entered.append(Crossing(fix.device, name, "ENTER", fix.time_ms))
                 continue
             reach = max(ground.hysteresis_m, fix.accuracy_m)
             point = shapely.Point(fix.lon * scale[0], fix.lat * scale[1])
-            if not force or (not covered and shapely.distance(shape, point) > reach):
+            if not force or (not covers[number] and shapely.distance(shape, point) > reach):
                 stays.discard(name)
                 left.append(Crossing(fix.device, name, "EXIT", fix.time_ms))
         found += left + entered

@@ -31,6 +31,9 @@ WAITS: Mapping[Kind, tuple[float, float]] = {"pedestrian": (20, 240), "bicycle":
 ERROR_M = (1.5, 8.0)
 """Error of a fix, one standard deviation to each side: under an open sky, and between houses."""
 
+WAVES_S = ((120.0, 300.0), (60.0, 100.0))
+"""Periods of the two waves in which an error wanders, seconds: at most 1.6 m/s, 0.4 on the average."""
+
 SILENT_SHARE, SILENT_EVERY_S, SILENT_FOR_S = 0.05, 300.0, 75.0
 """One device in twenty says nothing for 75 s of every five minutes: in a tunnel, in a pocket."""
 
@@ -185,9 +188,8 @@ class Fleet:
         self._shift = chance.random(count) * self._period
         self._due = np.floor(np.arange(count) * (self.interval_ms / count))
         self._error = ERROR_M[0] + (ERROR_M[1] - ERROR_M[0]) * chance.random(count)
-        # An error wanders: two slow waves to the east and two to the north, periods in seconds.
-        self._waves = np.stack([chance.uniform(60, 180, count), chance.uniform(25, 50, count),
-                                chance.uniform(60, 180, count), chance.uniform(25, 50, count)])  # fmt: skip
+        # An error wanders: two slow waves to the east and two to the north.
+        self._waves = np.stack([chance.uniform(*period, count) for period in WAVES_S * 2])
         self._turns = chance.random((4, count)) * 2 * np.pi
         self._is_silent = silent & (chance.random(count) < SILENT_SHARE)
         self._silent_shift = chance.random(count) * SILENT_EVERY_S

@@ -32,8 +32,9 @@ MAX_WAITING = 200_000
 BODY_POSITIONS = 1_000
 """Most positions of one body, 150 kB: the edge reads it in a few milliseconds."""
 
-LANES = 4
-"""Connections to the edge. A device's positions all go through one of them: none overtakes the one before."""
+LANES = 2
+"""Connections to the edge: one body is on its way while another is read. A device's positions all go through one of
+them: none overtakes the one before."""
 
 _PAUSE_S = 0.5
 
