@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 import textwrap
@@ -11,10 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import shapely
 from dagster import DagsterRunStatus, RunsFilter
 
 from geo_assets import catalog
 from geo_assets.jobs import BATCH_TAG
+from geo_assets.services.backfills import plan_region, start_backfill, verdict
+from geo_assets.services.build import CHUNK_TILES
 from geo_assets.tiles.tile import Tile
 from geo_assets_tests.dagster_world import ROOT, World, tiles_around, world
 from sensors import tile_updates as sensor
@@ -197,3 +201,56 @@ def test_a_tile_that_kills_its_run_becomes_one_dead_letter_and_its_neighbours_ar
     (letter,) = here.dead_letters()
     assert letter.headers["tile"] == killer
     assert "killed" in letter.explanation
+
+
+def a_killed_backfill_commits_every_tile_once(here: World, columns: int, rows: int, kills: int) -> None:
+    """A backfill of a box of tiles whose runs are killed so often: one commit a tile, and few objects twice."""
+    corner = Tile(14, HOME.x, HOME.y)
+    last = Tile(14, HOME.x + columns - 1, HOME.y + rows - 1)
+    west, north = corner.bounds.west, corner.bounds.north
+    east, south = last.bounds.east, last.bounds.south
+    # One shape over all of them: every tile has something to commit.
+    here.put("plain", shapely.box(west, south, east, north))
+    inset = 1e-5
+    region = shapely.box(west + inset, south + inset, east - inset, north - inset)
+    plan = plan_region(here.stack, region, "the plain", [14])
+    assert len(plan.keys) == columns * rows
+    manifest = start_backfill(here.stack, plan)
+
+    choice = random.Random(7)
+    killed = 0
+    for _ in range(200):
+        for request in tick(here.stack, here.instance).requests:
+            if request.job_name != "build_tiles":
+                continue
+            size = len(here.ledger.batch(here.batch_of(request)).keys)
+            dies_after = choice.randrange(1, size) if killed < kills and size > 1 else None
+            killed += launch(here, request, dies_after=dies_after) == -9
+        if not here.ledger.counts().dirty_backfill:
+            break
+    assert killed == kills
+    end = verdict(here.stack, manifest.id)
+    assert (end.passed, end.progress.done, end.progress.failed) == (True, columns * rows, 0)
+    states = here.ledger.read(plan.keys)
+    assert {state.revision for state in states.values()} == {1}
+    # An object that no commit named was built in vain: at most what the workers of a pool had in hand at each kill.
+    objects = sum(1 for _ in here.stack.tiles.list("tiles/"))
+    in_vain = objects - columns * rows
+    assert 0 <= in_vain <= kills * here.stack.settings.build_workers * 2 * CHUNK_TILES
+    tick(here.stack, here.instance)
+    assert here.instance.get_materialized_partitions(catalog.TILES) == set(plan.keys)
+    print(f"{columns * rows:,} tiles, {kills} kills: each committed once, {in_vain} objects built in vain")
+
+
+def test_a_backfill_whose_runs_are_killed_commits_every_tile_once(here: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sensor, "CATALOG_AGE_MS", 0)
+    monkeypatch.setenv("GEO_ASSETS_BATCH_TILES", "150")
+    a_killed_backfill_commits_every_tile_once(here, 20, 20, kills=2)
+
+
+@pytest.mark.soak
+def test_a_backfill_of_20_000_tiles_killed_three_times_commits_every_tile_once(
+    here: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sensor, "CATALOG_AGE_MS", 0)
+    a_killed_backfill_commits_every_tile_once(here, 200, 100, kills=3)
