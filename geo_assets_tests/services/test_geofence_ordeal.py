@@ -42,7 +42,6 @@ from geo_assets_tests.services.geofence_ordeal import (
 )
 from geo_assets_tests.stacks import environment_of, settings_from
 from resources.event_log.protocol import LogError
-from resources.ledger.protocol import Ledger
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +77,9 @@ class Blows:
     def kills(self) -> int:
         return sum("kill" in blow for blow in self.order)
 
-    def strike(self, blow: str, keeper: Keeper, ledger: Ledger, chance: random.Random) -> None:
+    def strike(self, blow: str, keeper: Keeper, stack: Stack, chance: random.Random) -> None:
         """Strike, and wait until a run routes again."""
+        ledger = stack.ledger
         if blow == "outage":
             self.outage(lambda: None)
             return
@@ -91,6 +91,9 @@ class Blows:
         if blow == "kill in an outage":
             self.outage(keeper.kill)
         elif blow == "pause":
+            # In the middle of its work: positions read ahead, triggers under way.
+            told = sum(e.end for e in stack.log.extents(topics.TRIGGERS).values())
+            until(lambda: sum(e.end for e in stack.log.extents(topics.TRIGGERS).values()) > told + 50, 60, "it tells")
             paused = keeper.keep()
             paused.signal(signal.SIGSTOP)
             keeper.running = keeper.another()
@@ -101,7 +104,7 @@ class Blows:
             # The next one has claimed the snapshot, and is marking partitions or routes by now.
             time.sleep(chance.uniform(0.0, 0.5))
             paused.signal(signal.SIGCONT)
-            assert paused.process.wait(30) == 3, paused.said[-3_000:]
+            assert paused.process.wait(30) == 3, (paused.process.returncode, paused.said[-3_000:])
 
 
 def ordeal(
@@ -140,7 +143,7 @@ def ordeal(
             for number, blow in enumerate(blows.order):
                 share = (number + 0.5) / len(blows.order) * len(records)
                 until(lambda share=share: (keeper.keep(), poster.sent >= share)[1], 600, "positions posted")
-                blows.strike(blow, keeper, stack.ledger, chance)
+                blows.strike(blow, keeper, stack, chance)
             until(lambda: (keeper.keep(), poster.sent == len(records))[1], 600, "all positions posted")
             mover.end()
             posted_s = time.monotonic() - began
