@@ -29,15 +29,12 @@ from dagster._core.events import JobFailureData
 from geo_assets.assets.stack_resource import StackResource
 from geo_assets.jobs import BATCH_TAG
 from geo_assets.services import alerting
-from geo_assets.services.alerting import Evaluation, Links, RunEnd, State
+from geo_assets.services.alerting import VALUE, Evaluation, Links, RunEnd, State
 from geo_assets.stack import Stack
 from resources.alerts.protocol import NotDelivered
 from resources.ledger.protocol import LedgerUnavailable
 
 log = structlog.get_logger()
-
-VALUE = "alerts"
-"""The ledger's named value: the state between two ticks."""
 
 EVALUATIONS = DagsterEventType.ASSET_CHECK_EVALUATION
 FAILURES = DagsterEventType.RUN_FAILURE

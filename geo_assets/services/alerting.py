@@ -18,6 +18,9 @@ from geo_assets.links import check_url, map_url, run_url
 from geo_assets.tiles.tile import Tile, TileError, common_prefix
 from resources.alerts.protocol import Alert, Failing, Message, Severity
 
+VALUE = "alerts"
+"""The ledger's named value that keeps the state."""
+
 REGION_ZOOM = 5
 """Failing tiles below one tile of this zoom, 1,250 km wide at the equator, are one alert: a country, not a planet."""
 

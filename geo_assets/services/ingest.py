@@ -545,6 +545,7 @@ def run(settings: Settings, *, once: bool = False) -> None:
     from geo_assets.events.crs import probe
     from geo_assets.services.fence_keeper import FenceKeeper
     from geo_assets.services.metrics_port import serve_metrics
+    from geo_assets.services.pipeline_metrics import PipelineMetrics
     from geo_assets.stack import Stack
 
     probe()
@@ -557,12 +558,16 @@ def run(settings: Settings, *, once: bool = False) -> None:
         housekeeper = Housekeeper(lambda: Stack(settings))
         keeper = FenceKeeper(lambda: Stack(settings))
         metrics = None
+        pipeline = PipelineMetrics(lambda: Stack(settings))
         try:
             if once:
                 while ingest.run_once(timeout_s=2.0):
                     pass
                 return
             metrics = serve_metrics(REGISTRY, settings.host, settings.ingest_port)
+            if metrics is not None:
+                REGISTRY.register(pipeline)
+                pipeline.start()
             housekeeper.start()
             keeper.start()
             log.info("ingest is up", workers=settings.ingest_workers, host=socket.gethostname(), pid=os.getpid())
@@ -570,7 +575,7 @@ def run(settings: Settings, *, once: bool = False) -> None:
         finally:
             if metrics is not None:
                 metrics()
-            for thread in (housekeeper, keeper):
+            for thread in (housekeeper, keeper, pipeline):
                 if thread.is_alive():
                     thread.stop()
             ingest.close()

@@ -27,7 +27,7 @@ from geo_assets.checks.audit import Audit, result_of
 from geo_assets.definitions import defs
 from geo_assets.jobs import BATCH_TAG
 from geo_assets.ports import tile_object
-from geo_assets.services.alerting import QUIET_MS, State
+from geo_assets.services.alerting import QUIET_MS, VALUE, State
 from geo_assets.services.build import TileBuilder
 from geo_assets.tiles.rules import Fault
 from geo_assets.tiles.tile import Tile, common_prefix
@@ -35,7 +35,7 @@ from geo_assets_tests.dagster_world import World, postgres_instance, tiles_aroun
 from geo_assets_tests.webhook import Webhook, webhook
 from resources.ledger.protocol import LedgerUnavailable
 from resources.ledger.sqlite import SqliteLedger
-from sensors.check_alerts import VALUE, Tick, check_alerts, tick
+from sensors.check_alerts import Tick, check_alerts, tick
 
 HOME = Tile(14, 9_327, 4_741)
 FAR = Tile(14, 4_823, 6_160)

@@ -1,0 +1,222 @@
+"""What the pipeline as a whole is behind with, for Prometheus: lag, dirty tiles, dead letters, what is owed, alerts.
+
+Read in a thread every ten seconds and told as it was found then: a scrape waits for no port, and no scraper loads one.
+docs/alerts.md lists the rules that go by these.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import structlog
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from geo_assets.events import topics
+from geo_assets.services import alerting, dead_letter_counts
+from geo_assets.services.geofence_snapshots import in_force
+from geo_assets.services.status import INGEST_GROUP
+from resources.event_log.protocol import OffsetOutOfRange
+
+if TYPE_CHECKING:
+    from geo_assets.stack import Stack
+    from resources.event_log.protocol import EventLog
+
+log = structlog.get_logger()
+
+EVERY_S = 10.0
+"""How often the ports are read."""
+
+COUNT_EVERY_S = 60.0
+"""How often the feature store is: counting its layers takes a while."""
+
+STALE_S = 60.0
+"""After so long without an answer the figures of a port are not told any more."""
+
+PREFIX_LENGTH = 3
+"""Of the quadkey prefixes of `partition_lag`: 64 at each zoom at most."""
+
+_DUTIES = ("purge", "purge_again", "announce", "catalog")
+
+
+class PipelineMetrics(threading.Thread, Collector):
+    """The figures of one process: a thread that reads, and a collector that tells.
+
+    Args:
+        open_stack: Opens ports of its own.
+        every_s: Between two readings.
+    """
+
+    def __init__(self, open_stack: Callable[[], Stack], every_s: float = EVERY_S) -> None:
+        super().__init__(daemon=True, name="pipeline-metrics")
+        self._open, self._every_s = open_stack, every_s
+        self._stop_asked = threading.Event()
+        self._found: dict[str, tuple[float, list[Metric]]] = {}
+        self._up: dict[str, bool] = {}
+
+    def stop(self) -> None:
+        """Ask it to end and wait for the reading under way."""
+        self._stop_asked.set()
+        if self.is_alive():
+            self.join(timeout=10)
+
+    def run(self) -> None:
+        """Read until asked to stop."""
+        counted = -COUNT_EVERY_S
+        with self._open() as stack:
+            while True:
+                self.look(stack)
+                if time.monotonic() - counted >= COUNT_EVERY_S:
+                    self._try("features", lambda: list(of_features(stack)))
+                    counted = time.monotonic()
+                if self._stop_asked.wait(self._every_s):
+                    return
+
+    def look(self, stack: Stack) -> None:
+        """Read the log, the ledger and what is counted from both. One that is away costs its own figures alone."""
+        self._try("ledger", lambda: list(of_ledger(stack)))
+        self._try("log", lambda: list(of_log(stack)))
+        self._try("dead letters", lambda: list(of_dead_letters(stack)))
+        self._try("alerts", lambda: list(of_alerts(stack)))
+
+    def _try(self, name: str, read: Callable[[], list[Metric]]) -> None:
+        try:
+            self._found[name] = (time.monotonic(), read())
+            self._up[name] = True
+        except Exception as fault:
+            if self._up.get(name, True):
+                log.warning("figures not readable", of=name, error=f"{type(fault).__name__}: {fault}")
+            self._up[name] = False
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing beforehand: what there is depends on what can be read."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """The figures as they were found last, and which could be read."""
+        readable = GaugeMetricFamily("pipeline_readable", "Whether these figures can be read now.", labels=["figures"])
+        for name, up in list(self._up.items()):
+            readable.add_metric([name.replace(" ", "_")], float(up))
+        yield readable
+        oldest = time.monotonic() - STALE_S - COUNT_EVERY_S
+        for at, metrics in list(self._found.values()):
+            if at >= oldest:
+                yield from metrics
+
+
+def _gauge(name: str, meaning: str, values: Mapping[tuple[str, ...], float], *labels: str) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, meaning, labels=list(labels))
+    for names, value in values.items():
+        family.add_metric(list(names), value)
+    return family
+
+
+def _age_s(since_ms: int, now_s: float) -> float:
+    return max(0.0, now_s - since_ms / 1000) if since_ms else 0.0
+
+
+def of_ledger(stack: Stack) -> Iterator[Metric]:
+    """Dirty tiles, by zoom and region and in all, and what commits owe."""
+    now_s = time.time()
+    lags = stack.ledger.lag(PREFIX_LENGTH)
+    yield _gauge(
+        "partition_lag", "Dirty tiles by zoom and quadkey prefix.",
+        {(str(lag.zoom), lag.prefix): lag.tiles for lag in lags}, "zoom", "quadkey_prefix",
+    )  # fmt: skip
+    counts = stack.ledger.counts()
+    yield _gauge(
+        "dirty_tiles", "Tiles that somebody wants looked at, by kind of mark.",
+        {("live",): counts.dirty_live, ("backfill",): counts.dirty_backfill}, "kind",
+    )  # fmt: skip
+    yield GaugeMetricFamily(
+        "oldest_dirty_seconds", "How long the longest-waiting tile waits.", value=_age_s(counts.oldest_dirty_ms, now_s)
+    )
+    yield GaugeMetricFamily("given_up_tiles", "Tiles whose builds failed too often.", value=counts.given_up)
+    ages: dict[tuple[str, ...], float] = {}
+    for duty in _DUTIES:
+        oldest = stack.ledger.owed(duty, 1)
+        ages[duty,] = _age_s(oldest[0].built_at_ms, now_s) if oldest else 0.0
+    yield _gauge("outbox_oldest_seconds", "Age of the oldest duty of a commit that is not paid.", ages, "duty")
+
+
+def of_log(stack: Stack) -> Iterator[Metric]:
+    """How far the readers of the log are behind, in records and in seconds."""
+    log_, ledger = stack.log, stack.ledger
+    readers = {
+        topics.RAW: log_.committed(INGEST_GROUP, topics.RAW),
+        topics.TILES: ledger.positions(log_.topic_id(topics.TILES)),
+        topics.POSITIONS: in_force(ledger).offsets,
+    }
+    records: dict[tuple[str, ...], float] = {}
+    seconds: dict[tuple[str, ...], float] = {}
+    for topic, offsets in readers.items():
+        records[topic,], seconds[topic,] = behind(log_, topic, offsets)
+    yield _gauge("log_lag_records", "Records that a topic's reader has not worked off.", records, "topic")
+    yield _gauge("log_lag_seconds", "Age of the oldest of them.", seconds, "topic")
+    yield GaugeMetricFamily(
+        "log_retention_seconds", "How long the log keeps a record.", value=stack.settings.retention_s
+    )
+
+
+def behind(log_: EventLog, topic: str, offsets: Mapping[int, int]) -> tuple[int, float]:
+    """Records that are not read, and how many seconds ago the oldest of them was appended. One read a partition.
+
+    Args:
+        log_: The event log.
+        topic: Which.
+        offsets: Next record of each partition; a partition that is absent is read from its beginning.
+    """
+    lag, oldest_ms = 0, 0
+    for partition, extent in log_.extents(topic).items():
+        offset = max(extent.begin, offsets.get(partition, extent.begin))
+        if offset >= extent.end:
+            continue
+        lag += extent.end - offset
+        try:
+            found = log_.read(topic, partition, offset, max_records=1)
+        except OffsetOutOfRange:
+            continue
+        if found:
+            oldest_ms = min(oldest_ms or found[0].timestamp_ms, found[0].timestamp_ms)
+    return lag, _age_s(oldest_ms, time.time())
+
+
+def of_dead_letters(stack: Stack) -> Iterator[Metric]:
+    """Dead letters by reason; counted here where nobody else has yet."""
+    counts = dead_letter_counts.advance(stack, time.time_ns() // 1_000_000)
+    # Not before all are counted: what was there at the start is no rate.
+    if counts.behind:
+        return
+    family = CounterMetricFamily("dead_letters", "Dead letters by reason, ever.", labels=["reason"])
+    for reason in dead_letter_counts.REASONS:
+        family.add_metric([reason], counts.reasons.get(reason, 0))
+    yield family
+    yield CounterMetricFamily("dead_letters_replayed", "Dead letters sent again, ever.", value=counts.replayed)
+
+
+def of_alerts(stack: Stack) -> Iterator[Metric]:
+    """What stands, and which channel has not taken its message."""
+    state = alerting.State.from_json(stack.ledger.get_value(alerting.VALUE))
+    firing: dict[tuple[str, ...], float] = {("error",): 0, ("warning",): 0}
+    for condition in state.firing.values():
+        firing[condition.alert.severity,] += 1
+    yield _gauge("alerts_firing", "Checks that fail, by region, and jobs whose runs fail.", firing, "severity")
+    now_s = time.time()
+    waits = {
+        (name,): _age_s(channel.sending.at_ms, now_s) if channel.sending else 0.0
+        for name, channel in state.channels.items()
+    }
+    yield _gauge("alerts_undelivered_seconds", "Since when a channel has not taken its message.", waits, "channel")
+
+
+def of_features(stack: Stack) -> Iterator[Metric]:
+    """How current the sources are, and what ingest still owes the log."""
+    counts = stack.features.counts()
+    yield _gauge(
+        "watermark_seconds", "How long ago the newest thing applied happened.",
+        {("all",): _age_s(counts.watermark_ms, time.time())} if counts.watermark_ms else {}, "source",
+    )  # fmt: skip
+    yield GaugeMetricFamily("features_outbox_rows", "Hints not sent to the log yet.", value=counts.outbox)
