@@ -95,13 +95,15 @@ class Event(dict[str, Any]):
 
 
 class Stream:
-    """An open change stream, read in a thread."""
+    """An open stream, read in a thread: the change stream unless another path is named."""
 
-    def __init__(self, client: httpx.Client, resume: str | None = None, **parameters: Any) -> None:
+    def __init__(
+        self, client: httpx.Client, resume: str | None = None, path: str = "/events", **parameters: Any
+    ) -> None:
         self._events: queue.Queue[Event | None] = queue.Queue()
         self._opened: queue.Queue[httpx.Response | Exception] = queue.Queue()
         headers = {} if resume is None else {"Last-Event-ID": resume}
-        self._arguments = (client.base_url.join("/events"), parameters, headers)
+        self._arguments = (client.base_url.join(path), parameters, headers)
         self.id: str | None = None
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
@@ -156,6 +158,14 @@ class Stream:
             self.id = event.get("id", self.id)
             if "id" in event and "data" not in event:
                 return self
+
+    def named(self, name: str, timeout: float = 5.0) -> Any:
+        """The body of the next event of a name."""
+        while True:
+            event = self._events.get(timeout=timeout)
+            assert event is not None, "the stream ended"
+            if event.get("event") == name:
+                return event.body
 
     def silent(self, seconds: float = 0.3) -> bool:
         """Whether no change comes for a while."""

@@ -97,6 +97,7 @@ export function drawing(map, { fences }) {
       feature = id;
       touched = true;
       // Not while the library is still ending its own way of drawing.
+      $('panel').classList.remove('picking');
       setTimeout(() => { draw.setMode('select'); draw.selectFeature(id); changed(); note(''); form.elements.name.focus(); });
     });
     draw.on('change', (ids, type) => { if (feature !== null && ids.includes(feature) && type === 'update') { touched = true; if (wrong) fault(null); changed(); } });
@@ -140,7 +141,7 @@ export function drawing(map, { fences }) {
 
   function close() {
     form.hidden = true;
-    $('panel').classList.remove('editing');
+    $('panel').classList.remove('editing', 'picking');
     if (draw) { draw.setMode('static'); draw.clear(); }
     feature = editing = kind = null;
     touched = false;
@@ -155,6 +156,7 @@ export function drawing(map, { fences }) {
     kind = next;
     draw.setMode(KINDS[next]);
     document.querySelector(`[data-draw="${next}"]`).setAttribute('aria-pressed', 'true');
+    $('panel').classList.add('picking'); // on a phone the form waits until there is a shape
     open({ area: 'New area', circle: 'New circle', corridor: 'New corridor' }[next], { width_m: next === 'corridor' ? 40 : '' });
   }
 
