@@ -36,6 +36,7 @@ from resources.ledger.protocol import Owed
 TILES = AssetKey("tiles")
 FEATURES = AssetKey("features")
 TRIGGERS = AssetKey("geofence_triggers")
+TILESET = AssetKey("tileset")
 
 PARTITIONS = "tiles"
 """Name of the dynamic partitions definition of the asset `tiles`."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dagster import Definitions, in_process_executor
 
 from geo_assets.assets.backfill import backfill_region
+from geo_assets.assets.dead_letters import dead_letters
 from geo_assets.assets.features import features
 from geo_assets.assets.geofence_triggers import geofence_triggers
 from geo_assets.assets.maintenance import maintenance, nightly_maintenance
 from geo_assets.assets.repair import repair_coverage
 from geo_assets.assets.stack_resource import StackResource
 from geo_assets.assets.tiles import tiles
+from geo_assets.assets.tileset import tileset
 from geo_assets.checks.coverage import coverage
 from geo_assets.checks.crs import crs
 from geo_assets.checks.dead_letters import dead_letter_rate
@@ -18,13 +20,14 @@ from geo_assets.checks.freshness import freshness
 from geo_assets.checks.geofence import delivery, routing_lag, trigger_dead_letter_rate
 from geo_assets.checks.integrity import integrity
 from geo_assets.checks.topology import topology
-from geo_assets.jobs import audit, build_tiles, hourly_audit, observe_features, route_geofence_triggers
+from geo_assets.jobs import audit, build_tiles, hourly_audit, observe_features, publish_tileset, route_geofence_triggers
 from sensors.check_alerts import check_alerts
+from sensors.dead_letter_counts import dead_letter_counts
 from sensors.geofence_positions import geofence_positions
 from sensors.tile_updates import tile_updates
 
 defs = Definitions(
-    assets=[features, tiles, geofence_triggers],
+    assets=[features, tiles, tileset, geofence_triggers, dead_letters],
     asset_checks=[
         topology,
         crs,
@@ -36,9 +39,18 @@ defs = Definitions(
         delivery,
         routing_lag,
     ],
-    jobs=[build_tiles, backfill_region, route_geofence_triggers, audit, observe_features, repair_coverage, maintenance],
+    jobs=[
+        build_tiles,
+        backfill_region,
+        publish_tileset,
+        route_geofence_triggers,
+        audit,
+        observe_features,
+        repair_coverage,
+        maintenance,
+    ],
     schedules=[hourly_audit, nightly_maintenance],
-    sensors=[tile_updates, geofence_positions, check_alerts],
+    sensors=[tile_updates, geofence_positions, check_alerts, dead_letter_counts],
     resources={"stack": StackResource()},
     # A backfill started in the UI runs like every other: one process, with the workers below it.
     executor=in_process_executor,

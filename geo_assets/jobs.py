@@ -13,7 +13,7 @@ from dagster import (
 )
 from dagster._core.storage.tags import PRIORITY_TAG
 
-from geo_assets.catalog import FEATURES, TILES, TRIGGERS
+from geo_assets.catalog import FEATURES, TILES, TILESET, TRIGGERS
 from geo_assets.tiles.tile import common_prefix
 
 if TYPE_CHECKING:
@@ -58,6 +58,13 @@ build_tiles = define_asset_job(
     selection=AssetSelection.assets(TILES).without_checks(),
     executor_def=in_process_executor,
     description="Builds the tiles of a batch that the sensor `tile_updates` leased.",
+)
+
+publish_tileset = define_asset_job(
+    "publish_tileset",
+    selection=AssetSelection.assets(TILESET).without_checks(),
+    executor_def=in_process_executor,
+    description="Publishes a region (with no configuration the whole map) as a new version of a tileset.",
 )
 
 route_geofence_triggers = define_asset_job(

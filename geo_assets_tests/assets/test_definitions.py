@@ -36,7 +36,7 @@ def test_the_workspace_loads_as_the_server_loads_it(tmp_path: Path, monkeypatch:
         }  # fmt: skip
         assert {sensor.default_status.value for sensor in repository.get_sensors()} == {"RUNNING"}
         assert {node.asset_key for node in repository.get_asset_node_snaps()} == {
-            catalog.TILES, catalog.FEATURES, catalog.TRIGGERS
+            catalog.TILES, catalog.FEATURES, catalog.TILESET, catalog.TRIGGERS
         }  # fmt: skip
 
 
@@ -47,7 +47,8 @@ def test_the_workspace_is_not_shadowed_by_a_block_in_pyproject() -> None:
 
 def test_every_asset_has_what_makes_the_catalog_readable() -> None:
     graph = defs.resolve_asset_graph()
-    for key, group in ((catalog.TILES, "map"), (catalog.FEATURES, "map"), (catalog.TRIGGERS, "geofence")):
+    groups = {"map": (catalog.TILES, catalog.FEATURES, catalog.TILESET), "geofence": (catalog.TRIGGERS,)}
+    for group, key in ((group, key) for group, keys in groups.items() for key in keys):
         node = graph.get(key)
         assert node.description
         assert node.owners

@@ -11,6 +11,7 @@ from geo_assets.services.regions import (
     box_region,
     feature_region,
     file_region,
+    geojson_region,
     h3_region,
     parse_zooms,
 )
@@ -25,6 +26,7 @@ def region_of(
     stack: Stack,
     *,
     region: Path | None = None,
+    geojson: str | None = None,
     bbox: str | None = None,
     cells: Sequence[str] = (),
     feature: str | None = None,
@@ -36,17 +38,18 @@ def region_of(
     Args:
         stack: The ports.
         region: GeoJSON file with polygons, EPSG:4326.
+        geojson: The same as text.
         bbox: `west,south,east,north` in degrees.
         cells: H3 cells.
-        feature: An area in the feature store, as `regions.feature_region` reads it. With none of these four it is the
+        feature: An area in the feature store, as `regions.feature_region` reads it. With none of these five it is the
             whole map, which has no cap: it is what is there.
         zooms: Such as `0-14`; default: every zoom of the layers.
         cap: Most tiles of a region; default: the setting `manifest_cap`.
 
     Raises:
-        RegionError: Two of the four, or one that cannot be used, covers nothing, or more than the cap.
+        RegionError: Two of the five, or one that cannot be used, covers nothing, or more than the cap.
     """
-    if sum(map(bool, (region, bbox, cells, feature))) > 1:
+    if sum(map(bool, (region, geojson, bbox, cells, feature))) > 1:
         raise RegionError(
             "name the region by at most one of a file, a bbox, H3 cells and a feature; with none, the map"
         )
@@ -56,6 +59,8 @@ def region_of(
         raise RegionError(f"zoom {wanted[-1]} is above {deepest}, the deepest that the layers are built for")
     if region:
         shape, title = file_region(region)
+    elif geojson:
+        shape, title = geojson_region(geojson, "GeoJSON")
     elif bbox:
         shape, title = box_region(bbox)
     elif cells:
