@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,9 @@ from dagster import (
     DagsterEventType,
     DagsterInstance,
     MetadataValue,
+    TableColumn,
+    TableRecord,
+    TableSchema,
 )
 from dagster._core.events import (
     AssetObservationData,
@@ -30,12 +34,14 @@ from dagster._core.events import (
 from dagster._core.instance import RUNLESS_JOB_NAME, RUNLESS_RUN_ID
 
 from geo_assets.links import map_url
+from geo_assets.partitions import PartitionZooms
 from geo_assets.tiles.tile import Tile
 from resources.ledger.protocol import Owed
 
 TILES = AssetKey("tiles")
 FEATURES = AssetKey("features")
 TRIGGERS = AssetKey("geofence_triggers")
+DEAD_LETTERS = AssetKey("dead_letters")
 TILESET = AssetKey("tileset")
 
 PARTITIONS = "tiles"
@@ -183,15 +189,102 @@ def owed_materialization(row: Owed, *, tiles_url: str, image_digest: str) -> Ass
     )
 
 
+CHANGED_SHOWN = 20
+"""Rows of the table of a partition's changed tiles: each event is kept for long, and the number stands beside it."""
+
+_OUTCOMES = ("built", "unchanged", "skipped", "emptied")
+
+
+def by_partition(
+    events: Iterable[AssetMaterialization], zooms: PartitionZooms, *, tiles_url: str
+) -> Iterator[AssetMaterialization]:
+    """The catalog's entries for tiles as entries for their partitions: one a partition, in the order of the first tile.
+
+    Args:
+        events: What `tile_materialization` made, one a tile.
+        zooms: The partition zooms; where every tile is a partition of its own, the entries stay as they are.
+        tiles_url: Where browsers find the tile server.
+    """
+    if zooms.every:
+        yield from events
+        return
+    groups: dict[str, list[AssetMaterialization]] = {}
+    for event in events:
+        assert event.partition is not None
+        groups.setdefault(zooms.partition_of(event.partition), []).append(event)
+    for partition, group in groups.items():
+        yield _partition_materialization(partition, group, tiles_url)
+
+
+def _partition_materialization(
+    partition: str, group: Sequence[AssetMaterialization], tiles_url: str
+) -> AssetMaterialization:
+    """One entry for what became of some tiles of a partition: counts, and a table of those that changed."""
+    tile = Tile.from_key(partition)
+    said = [{name: value.value for name, value in event.metadata.items()} for event in group]
+    outcomes = Counter(str(one["outcome"]) for one in said)
+    changed = [
+        (str(event.partition), one)
+        for event, one in zip(group, said, strict=True)
+        if one["outcome"] in ("built", "emptied")
+    ]
+    metadata: dict[str, Any] = {
+        "tiles": len(group),
+        **{outcome: outcomes[outcome] for outcome in _OUTCOMES},
+        "map": MetadataValue.url(map_url(tiles_url, tile)),
+        "bytes": sum(_number(one.get("bytes")) for one in said),
+        "ms": round(sum(_number(one.get("ms")) for one in said), 2),
+        "image_digest": str(said[0].get("image_digest", "")),
+    }
+    newest = max((_number(one.get("data_time")) for one in said), default=0)
+    if newest:
+        metadata["data_time"] = MetadataValue.timestamp(newest)
+    if changed:
+        metadata["changed"] = MetadataValue.table(
+            [
+                TableRecord(
+                    {
+                        "tile": key,
+                        "outcome": str(one["outcome"]),
+                        "revision": int(_number(one.get("revision"))),
+                        "bytes": int(_number(one.get("bytes"))),
+                        "map": map_url(tiles_url, Tile.from_key(key)),
+                    }
+                )
+                for key, one in changed[:CHANGED_SHOWN]
+            ],
+            TableSchema(
+                [
+                    TableColumn("tile", "string"),
+                    TableColumn("outcome", "string"),
+                    TableColumn("revision", "int"),
+                    TableColumn("bytes", "int"),
+                    TableColumn("map", "string"),
+                ]
+            ),
+        )
+    return AssetMaterialization(asset_key=TILES, partition=partition, metadata=metadata)
+
+
+def _number(value: object) -> float:
+    return value if isinstance(value, int | float) else 0
+
+
 REGISTER_KEYS = 10_000
 """Partition keys of one call: each is a variable of one SQL statement, of which SQLite allows 32,766."""
 
 
-def register_partitions(instance: DagsterInstance, keys: Iterable[str]) -> None:
-    """Make these tiles partitions of the asset `tiles`; those that are stay as they are.
+def register_partitions(instance: DagsterInstance, keys: Iterable[str], zooms: PartitionZooms | None = None) -> None:
+    """Make the partitions of these tiles partitions of the asset `tiles`; those that are stay as they are.
 
     In quadkey order: Dagster's ranges follow the order of insertion, so a region that came at once is one range.
+
+    Args:
+        instance: Dagster's instance.
+        keys: Keys of tiles.
+        zooms: The partition zooms; None: every tile is a partition of its own.
     """
-    ordered = sorted(set(keys), key=lambda key: (key.partition(":")[2], key))
+    partitions = {key if zooms is None else zooms.partition_of(key) for key in keys}
+    ordered = sorted(partitions, key=lambda key: (key.partition(":")[2], key))
     for start in range(0, len(ordered), REGISTER_KEYS):
         instance.add_dynamic_partitions(PARTITIONS, ordered[start : start + REGISTER_KEYS])

@@ -14,8 +14,8 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from geo_assets import addresses
-from geo_assets.partitions import PartitionZooms
 from geo_assets.events import signature
+from geo_assets.partitions import PartitionZooms
 
 
 class Settings(BaseSettings):

@@ -403,14 +403,15 @@ def _pay_catalog(stack: Stack, instance: DagsterInstance) -> int:
     if not rows:
         return 0
     settings = stack.settings
-    catalog.register_partitions(instance, (row.key for row in rows))
+    catalog.register_partitions(instance, (row.key for row in rows), settings.partitions)
     events = (
         catalog.owed_materialization(row, tiles_url=settings.tiles_url, image_digest=settings.image_digest)
         for row in rows
     )
-    reported = catalog.report_materializations(instance, events)
+    entries = catalog.by_partition(events, settings.partitions, tiles_url=settings.tiles_url)
+    catalog.report_materializations(instance, entries)
     stack.ledger.pay([row.id for row in rows])
-    return reported
+    return len(rows)
 
 
 def _mark(stack: Stack, now_ms: int, done: Tick) -> None:
@@ -546,7 +547,7 @@ def _request(stack: Stack, instance: DagsterInstance, opened: Sequence[Batch], d
     keys = [key for batch in opened for key in batch.keys]
     states = stack.ledger.read(keys)
     work = {one.key: one for one in _weighed(stack, [states[key] for key in keys])}
-    catalog.register_partitions(instance, keys)
+    catalog.register_partitions(instance, keys, stack.settings.partitions)
     for batch in opened:
         vertices = sum(work[key].vertices for key in batch.keys)
         done.requests.append(

@@ -30,6 +30,7 @@ from pydantic import Field
 from geo_assets import catalog
 from geo_assets.assets.stack_resource import StackResource
 from geo_assets.catalog import FEATURES, TILES, InRun
+from geo_assets.partitions import UnknownPartition
 from geo_assets.services import throughput
 from geo_assets.services.build import TileBuilder, TileResult
 from geo_assets.services.pool import WorkersUnavailable
@@ -183,34 +184,43 @@ def descendants_memory(pid: int) -> list[int]:
 
 @dataclass(slots=True)
 class Reporter:
-    """Stores results in the catalog in batches, and pays the ledger's catalog duties once they are stored."""
+    """Stores results in the catalog in batches, and pays the ledger's catalog duties once they are stored.
+
+    A partition of several tiles is reported when all of this run's are there, so that its newest entry speaks for them.
+    """
 
     context: AssetExecutionContext
     stack: Stack
+    left: Counter[str]
+    """Partitions, and how many of this run's tiles of each are still to come."""
     pending: list[TileResult] = field(default_factory=list)
     reported_at: float = field(default_factory=time.monotonic)
 
     def add(self, result: TileResult) -> bool:
         """Take one result; whether it is time to report."""
+        self.left[self.stack.settings.partitions.partition_of(result.key)] -= 1
         if result.outcome != "failed":
             self.pending.append(result)
         return len(self.pending) >= REPORT_TILES or time.monotonic() - self.reported_at > REPORT_S
 
-    def report(self) -> None:
-        """Store what is pending: one materialization a tile."""
-        if self.pending:
+    def report(self, *, last: bool = False) -> None:
+        """Store what is pending: one materialization a partition. Those that are not complete wait for the last one."""
+        zooms = self.stack.settings.partitions
+        ready = [one for one in self.pending if last or self.left[zooms.partition_of(one.key)] <= 0]
+        if ready:
             step_key = self.context.get_step_execution_context().step.key
             run = InRun(self.context.run.run_id, self.context.run.job_name, step_key)
-            catalog.report_materializations(self.context.instance, self._entries(), run=run)
-            owed = [row for result in self.pending for row in result.catalog_owed]
+            entries = catalog.by_partition(self._entries(ready), zooms, tiles_url=self.stack.settings.tiles_url)
+            catalog.report_materializations(self.context.instance, entries, run=run)
+            owed = [row for result in ready for row in result.catalog_owed]
             if owed:
                 self.stack.ledger.pay(owed)
-        self.pending = []
+            self.pending = [one for one in self.pending if not last and self.left[zooms.partition_of(one.key)] > 0]
         self.reported_at = time.monotonic()
 
-    def _entries(self) -> Iterator[AssetMaterialization]:
+    def _entries(self, ready: Sequence[TileResult]) -> Iterator[AssetMaterialization]:
         settings = self.stack.settings
-        for result in self.pending:
+        for result in ready:
             details: dict[str, Any] = {"ms": round(result.ms, 2)}
             if result.outcome != "skipped":
                 details |= {"features": result.features, "vertices": result.vertices}
@@ -244,9 +254,11 @@ class Reporter:
     owners=["team:map"],
     tags={"domain": "vector"},
     description=(
-        "Vector tiles (MVT 2.1), one partition a tile, named `zoom:quadkey`. A tile is built when its features or the "
-        "recipe changed, checked, put under an immutable name, and made visible by one conditional update of the "
-        "ledger. Select partitions and materialize them to build a region again: what did not change is skipped."
+        "Vector tiles (MVT 2.1), partitions named `zoom:quadkey`: every tile is one, or, with "
+        "GEO_ASSETS_PARTITION_ZOOMS, holds the tiles below it down to the next such zoom. A tile is built when its "
+        "features or the recipe changed, checked, put under an immutable name, and made visible by one conditional "
+        "update of the ledger. Select partitions and materialize them to build a region again: what did not change is "
+        "skipped."
     ),
     metadata={"partition_key": "zoom:quadkey, such as 14:12020013321101", "format": "MVT 2.1, gzip"},
 )
@@ -295,6 +307,25 @@ def _build_batch(context: AssetExecutionContext, ports: Stack, batch_id: str, fo
     return outcome
 
 
+def tiles_of(ports: Stack, partitions: Sequence[str]) -> list[str]:
+    """The tiles that these partitions hold, in quadkey order: those that anybody ever wanted.
+
+    Raises:
+        Failure: One of them is no partition under the partition zooms.
+    """
+    zooms = ports.settings.partitions
+    if zooms.every:
+        return list(partitions)
+    keys: set[str] = set()
+    for partition in partitions:
+        try:
+            held, quadkey = zooms.span(partition)
+        except UnknownPartition as fault:
+            raise Failure(str(fault), allow_retries=False) from None
+        keys.update(state.key for state in ports.ledger.scan(zooms=list(held), prefix=quadkey, published=False))
+    return sorted(keys, key=lambda key: (key.partition(":")[2], key))
+
+
 def _build_partitions(context: AssetExecutionContext, ports: Stack, force: bool) -> tuple[Tally, float]:
     if not context.has_partition_key and not context.has_partition_key_range:
         raise Failure(
@@ -303,8 +334,9 @@ def _build_partitions(context: AssetExecutionContext, ports: Stack, force: bool)
             allow_retries=False,
         )
     owner = f"run:{context.run.run_id}"
+    keys = tiles_of(ports, context.partition_keys)
     try:
-        return _build(context, ports, owner, context.partition_keys, force)
+        return _build(context, ports, owner, keys, force)
     finally:
         ports.ledger.free(owner)
 
@@ -313,7 +345,8 @@ def _build(
     context: AssetExecutionContext, ports: Stack, owner: str, keys: Sequence[str], force: bool
 ) -> tuple[Tally, float]:
     tally = Tally(len(keys))
-    reporter = Reporter(context, ports)
+    zooms = ports.settings.partitions
+    reporter = Reporter(context, ports, Counter(map(zooms.partition_of, keys)))
     started = logged = time.monotonic()
     with TileBuilder(ports, owner) as builder:
         try:
@@ -329,7 +362,7 @@ def _build(
             _sample_memory(tally)
         finally:
             # Committed is committed, whatever stopped the loop: what stands is reported.
-            reporter.report()
+            reporter.report(last=True)
     seconds = time.monotonic() - started
     throughput.remember_speed(ports.ledger, builder.encoded, tally.vertices, seconds)
     throughput.remember_memory(ports.ledger, tally.memory)

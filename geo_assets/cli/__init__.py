@@ -16,6 +16,7 @@ from geo_assets.cli import (
     letters,
     maintenance,
     migrate,
+    partitions,
     routing,
     schemas,
     serve,
@@ -69,6 +70,7 @@ for family in (
     schemas,
     maintenance,
     migrate,
+    partitions,
     backup,
 ):
     family.register(app)

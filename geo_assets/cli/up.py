@@ -88,6 +88,7 @@ def up(
         prepare(current)
         folder = dagster_home.prepare(current)
         follow_switch(current, printer)
+        follow_partition_zooms(current, printer)
     except BaseException:
         supervisor.stop()
         if sole is not None:
@@ -228,6 +229,30 @@ def follow_switch(current: Settings, printer: Printer) -> None:
     if known and home_stack.other(known, present):
         printer.line("up", f"this home worked on {home_stack.told(known)}, now on {home_stack.told(present)}")
     home_stack.write(current)
+
+
+def follow_partition_zooms(current: Settings, printer: Printer) -> None:
+    """Bring the catalog to the partition zooms of the settings, before anything runs that works on partitions."""
+    from geo_assets import dagster_home
+    from geo_assets.partitions import CATALOG_VALUE
+    from geo_assets.stack import Stack
+
+    with Stack(current) as stack:
+        if not current.partitions.differ_from(stack.ledger.get_value(CATALOG_VALUE)):
+            return
+        # Dagster is imported only now: a start without a change does without it.
+        with dagster_home.instance(current) as instance:
+            from geo_assets.catalog_partitions import RunsInTheWay, migrate
+            from geo_assets.dagster_dev import end_lost_runs
+
+            end_lost_runs(instance)
+            printer.line("up", f"bringing the catalog to the partition zooms {current.partitions}")
+            try:
+                done = migrate(stack, instance, wait_s=0)
+            except RunsInTheWay as fault:
+                printer.line("up", str(fault))  # Runs that wait in the queue: they go on first.
+            else:
+                printer.line("up", f"{done.registered:,} partitions registered, {done.retired:,} retired")
 
 
 def hold_stack(current: Settings, say: Callable[[str], None]) -> SoleUp | None:
