@@ -38,7 +38,6 @@ from geo_assets.geofence.triggers import DWELL, ENTER, EXIT, Trigger, encode
 from geo_assets.services import fences as fence_book
 from geo_assets.services import routing
 from geo_assets.services.geofence_snapshots import Snapshots, Stored
-from geo_assets.services.router import shorter_turns
 from geo_assets.services.routing_result import RoutingResult
 from geo_assets.services.trigger_tail import take_epoch
 from geo_assets.settings import Settings
@@ -137,7 +136,6 @@ def end_to_end(
     drive = Drive(load.devices, load.side, SHARE)
     with _home(servers) as stack:
         _warm(stack, index, drive, load)
-        shorter_turns()
         with _Generator(stack.settings, drive) as generator, _Run(stack, slow_s, profile) as run:
             run.until_started()
             short = seconds or (4.0 if quick else 10.0)

@@ -24,11 +24,12 @@ from geo_assets.events.dead_letter import DeadLetter, Origin
 from geo_assets.events.foreign import kept_headers
 from geo_assets.events.records import MAX_PART_ID
 from geo_assets.flow.stages import Buckets
+from geo_assets.geofence.frames import decode
 from geo_assets.geofence.positions import read_positions, tick_value
 from geo_assets.geofence.replay import Replay, adopt
 from geo_assets.geofence.rules import Rules
 from geo_assets.geofence.tracker import Tracker
-from geo_assets.services import forgetting, holding, routing_result
+from geo_assets.services import forgetting, holding, resending, routing_result
 from geo_assets.services import geofence_snapshots as snapshots
 from geo_assets.services.dead_letters import write_dead_letters
 from geo_assets.services.fences import FenceBook, FencesLost, Standing
@@ -37,7 +38,7 @@ from geo_assets.services.geofence_snapshots import Replaced, Snapshots, Stored
 from geo_assets.services.lost_records import remember_loss, stop_if_told
 from geo_assets.services.metrics_port import serve_somewhere
 from geo_assets.services.position_reader import Batch, PositionReader
-from geo_assets.services.router import Router, RouterOptions
+from geo_assets.services.router import Router, RouterOptions, shorter_turns
 from geo_assets.services.routing_lease import RoutingLease
 from geo_assets.services.routing_metrics import RoutingMetrics
 from geo_assets.services.routing_result import RoutingResult, quantile_ms
@@ -75,6 +76,7 @@ class RoutingOptions:
         run_s: It ends after as long, for the next one to take over; None: never for that.
         wait_s: How long it stands by for the lease; None: as long as it takes.
         batch: Most positions judged at once: some 10 ms of work, which the newest position waits.
+        gather_s: Between two batches, unless one was full: a batch of ten costs nearly as much as one of a hundred.
         snapshot_s: Between snapshots: what a killed run tells again. Longer where one takes long to write.
         fences_s: Between looks at `[fences]`.
         barrier_s: How long one waits for acknowledgements before a snapshot; a broker takes milliseconds.
@@ -94,6 +96,7 @@ class RoutingOptions:
     run_s: float | None = None
     wait_s: float | None = None
     batch: int = 4_000
+    gather_s: float = 0.005
     snapshot_s: float = 5.0
     fences_s: float = 0.5
     barrier_s: float = 0.25
@@ -144,6 +147,7 @@ def route(
         Exception: What cannot be waited out. Nothing is lost: the next run goes on from the snapshot in force.
     """
     stop = stop or threading.Event()
+    shorter_turns()
     # Opened before threads share them.
     _ = stack.log, stack.ledger, stack.tiles
     book = FenceBook(stack)
@@ -213,6 +217,7 @@ class _Run:
         self.writing: Future[float] | None = None
         self.ending = threading.Event()
         self.to_forget = forgetting.wishes(stack.ledger)
+        self.to_resend = resending.wishes(stack.ledger)
         self.held: Held | None = None
         self.pauses = GcPauses()
         self.end_metrics = self._serve_metrics()
@@ -309,6 +314,7 @@ class _Run:
     def _loop(self) -> str:
         o = self.options
         active = reported = try_at = time.monotonic()
+        gathered_at = 0.0
         snapshot_at = time.monotonic() + o.snapshot_s
         dirty = False
         waiting: Batch | None = None
@@ -323,12 +329,13 @@ class _Run:
             if self.held != self.router.breaker.held:
                 log.warning("the breaker is held" if self.held else "the breaker goes by itself", where=self.held)
                 self.router.hold(self.held)
-            batch = None
-            ready = self.router.ready()
-            # Where no acknowledgement is to come, positions are what to wait for.
-            quiet = ready and not self.router.held
-            if ready:
-                batch, waiting = waiting or self.reader.take(o.batch, _IDLE_S if quiet else 0.0), None
+            batch, looked = None, False
+            if self.router.ready() and (waiting is not None or now >= gathered_at):
+                # Where no acknowledgement is to come, positions are what to wait for.
+                wait_s = 0.0 if self.router.held else _IDLE_S
+                batch, waiting, looked = waiting or self.reader.take(o.batch, wait_s), None, True
+                if batch is not None and len(batch.records) < o.batch:
+                    gathered_at = time.monotonic() + o.gather_s
             if batch is not None:
                 try:
                     if self._judge(batch):
@@ -340,7 +347,9 @@ class _Run:
                     log.warning("routing waits", error=str(fault))
                     self._work(_AGAIN_S)
                     continue
-            self.router.step(0.0 if quiet or batch is not None else 0.005)
+            self.router.step(0.0 if looked and not self.router.held else o.gather_s)
+            if self.to_resend and self.router.ready():
+                self._resend()
             if now >= try_at and (self._changes() or (dirty and now >= snapshot_at)):
                 cost = self._snapshot()
                 if cost is None:
@@ -348,9 +357,9 @@ class _Run:
                 else:
                     dirty = False
                     snapshot_at = time.monotonic() + max(o.snapshot_s, 10 * cost)
-            if ready and batch is None and waiting is None and self.reader.at_end:
+            if looked and batch is None and self.reader.at_end:
                 self._tick(now)
-                busy = self.router.in_flight or self.router.spooled or self._changes()
+                busy = self.router.in_flight or self.router.spooled or self._changes() or self.to_resend
                 # What a tick brings is read again first.
                 if (
                     o.idle_s is not None
@@ -520,6 +529,21 @@ class _Run:
                     raise
         log.info("devices forgotten", devices=known)
 
+    def _resend(self) -> None:
+        """Send triggers that died before once more, under this run's epoch; those that are in the log are known."""
+        try:
+            frames = resending.wishes(self.stack.ledger)
+            self.to_resend = []
+            triggers = [decode(frame) for frame in frames]
+            for trigger in triggers:
+                trigger.epoch = self.router.epoch
+            self.router.route(triggers)
+            if triggers and self.router.settle(5.0):
+                resending.fulfilled(self.stack.ledger, frames)
+                log.info("triggers sent again", triggers=len(frames))
+        except LedgerUnavailable as fault:
+            log.warning("triggers to be sent again wait", error=str(fault))
+
     def _fold(self) -> None:
         """In a thread of its own: read `[fences]`, build the index of what is new, look for devices to be forgotten."""
         while not self.ending.is_set():
@@ -528,6 +552,7 @@ class _Run:
                 if standing.name and (self.newest is None or self.newest[0] != standing.name):
                     self.newest = (standing.name, self.book.index(standing.name))
                 self.to_forget = forgetting.wishes(self.stack.ledger)
+                self.to_resend = resending.wishes(self.stack.ledger)
                 self.held = holding.held(self.stack.ledger)
             except Exception as fault:
                 log.warning("fences wait", error=f"{type(fault).__name__}: {fault}")
