@@ -23,7 +23,7 @@ from dagster import (
 from geo_assets.assets.stack_resource import StackResource
 from geo_assets.events import topics
 from geo_assets.jobs import ROUTING_TAG, route_geofence_triggers
-from geo_assets.services import forgetting
+from geo_assets.services import forgetting, resending
 from geo_assets.services.fences import FenceBook
 from geo_assets.services.geofence_snapshots import in_force
 from geo_assets.services.routing import lag_of
@@ -65,7 +65,7 @@ class Waiting:
         positions: Records not routed.
         fences: Whether fences changed that are not in force.
         due_ms: When something comes of devices that say nothing, milliseconds since the epoch, UTC; None for nothing.
-        wishes: Whether devices are to be forgotten.
+        wishes: Whether devices are to be forgotten, or triggers to be sent again.
     """
 
     positions: int
@@ -80,7 +80,7 @@ class Waiting:
         if self.fences:
             return "fences changed"
         if self.wishes:
-            return "devices are to be forgotten"
+            return "devices are to be forgotten, or triggers to be sent again"
         if self.due_ms is not None and self.due_ms <= now_s * 1000:
             return "something is due of a device that says nothing"
         return ""
@@ -132,7 +132,7 @@ def waiting_in(stack: Stack) -> Waiting:
         for partition, extent in stack.log.extents(topics.FENCES).items()
     )
     # Before there was a position nothing is open that a fence could end.
-    wishes = bool(forgetting.wishes(stack.ledger))
+    wishes = bool(forgetting.wishes(stack.ledger) or resending.wishes(stack.ledger))
     return Waiting(lag_of(stack, stored.offsets), fences and bool(stored.offsets), stored.due_ms, wishes)
 
 

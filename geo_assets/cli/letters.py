@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from geo_assets.cli.answers import CliError, open_home, out
+from geo_assets.cli.answers import CliError, err, open_home, out
 
 if TYPE_CHECKING:
+    from geo_assets.events.dead_letter import DeadLetter
     from geo_assets.services.dead_letters import Listed
     from geo_assets.stack import Stack
 
@@ -29,6 +35,7 @@ def register(app: typer.Typer) -> None:
 def list_letters(
     reason: str = typer.Option(None, help="Only those of this reason, such as invalid_geometry."),
     source: str = typer.Option(None, help="Only those of this source."),
+    stage: str = typer.Option(None, help="Only those that died at this stage."),
     every: bool = typer.Option(False, "--all", help="Also those that were replayed."),
     limit: int = typer.Option(50, min=1, help="Most rows."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON lines for programs."),
@@ -37,7 +44,7 @@ def list_letters(
     from geo_assets.services.status import moment
 
     with open_home() as stack:
-        rows = _select(stack, reason, source, every)
+        rows = _select(stack, Chosen(reason, source, stage), every)
     if as_json:
         for one in rows[-limit:]:
             out.print(
@@ -75,24 +82,30 @@ def list_letters(
 def show(
     letter_id: str = typer.Argument(..., metavar="ID", help="Its id, or the first characters of it."),
     raw: bool = typer.Option(False, "--raw", help="Print the payload alone, byte for byte."),
+    reveal: bool = typer.Option(False, "--reveal", help="Print also what tells where a device is."),
 ) -> None:
     """Show one dead letter with its raw payload."""
-    from geo_assets.services.dead_letters import payload_of
+    from geo_assets.services.dead_letters import payload_of, read_letter
 
     with open_home() as stack:
-        letter = _one(stack, letter_id).letter
         try:
+            letter = read_letter(stack.log, _one(_select(stack, Chosen(), every=True), letter_id))
             payload = payload_of(stack, letter)
         except LookupError as fault:
             raise CliError(str(fault)) from None
+    kind = letter.headers.get("kind")
+    personal = letter.stage == "route" or kind in ("positions", "triggers")
+    if personal and not reveal:
+        if raw:
+            raise CliError("where a device is is personal data: say --reveal as well")
+        out.print_json(json.dumps(letter.summary()))
+        out.print("payload hidden: where a device is is personal data; --reveal prints it")
+        return
     if raw:
         sys.stdout.buffer.write(payload)
         return
     out.print_json(json.dumps(letter.summary()))
-    if letter.headers.get("kind") == "positions":
-        out.print("payload hidden: a position is personal data; --raw prints it")
-        return
-    text = payload.decode("utf-8", "backslashreplace")
+    text = _trigger_text(payload) if kind == "triggers" else payload.decode("utf-8", "backslashreplace")
     out.print(
         text if len(text) <= 20_000 else f"{text[:20_000]}… ({len(payload):,} bytes; --raw prints all)",
         markup=False,
@@ -100,49 +113,175 @@ def show(
     )
 
 
+def _trigger_text(frame: bytes) -> str:
+    """The members of a trigger, where it is one."""
+    from geo_assets.geofence.frames import FrameError, decode, to_json
+
+    try:
+        return json.dumps(to_json(decode(frame)), ensure_ascii=False)
+    except FrameError:
+        return frame.decode("utf-8", "backslashreplace")
+
+
 @family.command()
 def replay(
     ids: list[str] = typer.Argument(None, metavar="[ID]...", help="Ids, or the first characters of them."),
+    file: Path = typer.Option(
+        None, "--ids", exists=True, allow_dash=True, help="File with an id a line; - reads them."
+    ),
     reason: str = typer.Option(None, help="All of this reason."),
     source: str = typer.Option(None, help="All of this source."),
+    stage: str = typer.Option(None, help="All that died at this stage, such as validate or route."),
+    since: str = typer.Option(None, help="All that died since: 2h, 3d, or a time such as 2026-05-01T12:00Z."),
     every: bool = typer.Option(False, "--all", help="All that were not replayed yet."),
+    limit: int = typer.Option(10_000, min=1, help="Most that are sent; the oldest first."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Say how many would go where, and send nothing."),
     payload: Path = typer.Option(None, help="File with a mended payload to send instead, for a single id."),
 ) -> None:
-    """Send dead letters on their way again, after what killed them was mended. Twice is harmless."""
-    from geo_assets.services.dead_letters import replay as send
+    """Send dead letters on their way again, each to where it came from. Twice is harmless.
 
-    if not (ids or reason or source or every):
-        raise CliError("name ids, --reason, --source or --all")
-    if payload is not None and (len(ids or []) != 1):
+    Edits go back to raw, fences to fences, positions to positions, tiles to tiles; triggers go out by the routing run.
+    """
+    from geo_assets.services.dead_letters import home_of
+
+    chosen = Chosen(reason, source, stage, None if since is None else _moment(since))
+    named = [*(ids or []), *(_lines(file) if file is not None else [])]
+    if not (named or every or chosen.narrow):
+        raise CliError("name ids, --ids, --reason, --source, --stage, --since or --all")
+    if payload is not None and len(named) != 1:
         raise CliError("--payload goes with exactly one id")
     with open_home() as stack:
-        chosen = [_one(stack, one) for one in ids] if ids else _select(stack, reason, source, every=False)
+        rows = _select(stack, chosen, every=bool(named))
+        if named:
+            rows = list({one.letter.id: one for one in (_one(rows, name) for name in named)}.values())
+        over = len(rows) - limit
+        rows = rows[:limit]
+        if dry_run:
+            homes = Counter(home_of(one.letter) for one in rows)
+            for home, count in sorted(homes.items()):
+                out.print(f"{count:,} to {home}")
+            out.print(f"{len(rows):,} would be replayed" + (f", {over:,} more are left (--limit)" if over > 0 else ""))
+            return
+        sent, unfit = _send(stack, rows, payload.read_bytes() if payload is not None else None)
+    for why in unfit[:20]:
+        err.print(why, markup=False, soft_wrap=True)
+    if unfit:
+        raise CliError(f"replayed {sent:,}; {len(unfit):,} could not be sent as they are")
+    more = f"; {over:,} more are left: give it again" if over > 0 else ""
+    out.print(f"replayed {sent:,}{more}; geo-assets dead-letters list shows those that die again")
+
+
+CHUNK = 20
+"""Letters sent at once: each may hold a megabyte."""
+TOLD_EVERY = 1_000
+
+
+def _send(stack: Stack, rows: list[Listed], payload: bytes | None) -> tuple[int, list[str]]:
+    """Send them piece by piece; how many went, and why others did not."""
+    from geo_assets.events import topics
+    from geo_assets.services.dead_letters import home_of, read_letter
+    from geo_assets.services.dead_letters import replay as send
+    from geo_assets.services.resending import TooMuchWaits
+
+    sent, unfit = 0, list[str]()
+    triggers = False
+    for start in range(0, len(rows), CHUNK):
+        piece = rows[start : start + CHUNK]
         try:
-            body = payload.read_bytes() if payload is not None else None
-            count = send(stack, [one.letter for one in chosen], payload=body)
-        except (LookupError, ValueError) as fault:
-            raise CliError(str(fault)) from None
-    out.print(f"replayed {count:,}; geo-assets dead-letters list shows those that die again")
+            sent += send(stack, [read_letter(stack.log, one) for one in piece], payload=payload)
+        except (LookupError, ValueError, TooMuchWaits):
+            for one in piece:
+                try:
+                    sent += send(stack, [read_letter(stack.log, one)], payload=payload)
+                except (LookupError, ValueError, TooMuchWaits) as fault:
+                    unfit.append(str(fault))
+        triggers = triggers or any(home_of(one.letter) == topics.TRIGGERS for one in piece)
+        if (start + CHUNK) % TOLD_EVERY == 0:
+            err.print(f"{start + CHUNK:,} of {len(rows):,}")
+    if triggers:
+        _route(stack)
+    return sent, unfit
 
 
-def _select(stack: Stack, reason: str | None, source: str | None, every: bool) -> list[Listed]:
-    from geo_assets.events.dead_letter import REASONS
+def _route(stack: Stack) -> None:
+    """Have the routing run send triggers; where none routes, this process does."""
+    from dataclasses import replace as changed
+
+    from geo_assets.services import resending, routing
+
+    options = changed(routing.options_of(stack.settings), idle_s=0.0, run_s=None, wait_s=0.0, metrics_port=None)
+    routing.route(stack, options)
+    deadline = time.monotonic() + 30.0
+    while resending.wishes(stack.ledger):
+        if time.monotonic() > deadline:
+            err.print("triggers wait for the routing run, which sends them when the log takes them")
+            return
+        time.sleep(0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Which letters. None: whatever it is."""
+
+    reason: str | None = None
+    source: str | None = None
+    stage: str | None = None
+    since_ms: int | None = None
+
+    @property
+    def narrow(self) -> bool:
+        """Whether it says anything."""
+        return any(one is not None for one in (self.reason, self.source, self.stage, self.since_ms))
+
+    def wants(self, letter: DeadLetter) -> bool:
+        """Whether a letter is one of them."""
+        return (
+            (self.reason is None or letter.reason == self.reason)
+            and (self.source is None or letter.source == self.source)
+            and (self.stage is None or letter.stage == self.stage)
+            and (self.since_ms is None or letter.at_ms >= self.since_ms)
+        )
+
+
+def _select(stack: Stack, chosen: Chosen, every: bool) -> list[Listed]:
+    from geo_assets.events.dead_letter import REASONS, STAGES
     from geo_assets.services.dead_letters import list_dead_letters
 
-    if reason is not None and reason not in REASONS:
-        raise CliError(f"reason {reason!r} is none of {', '.join(REASONS)}")
-    rows = list_dead_letters(
-        stack.log,
-        lambda letter: (reason is None or letter.reason == reason) and (source is None or letter.source == source),
-    )
+    for name, value, known in (("reason", chosen.reason, REASONS), ("stage", chosen.stage, STAGES)):
+        if value is not None and value not in known:
+            raise CliError(f"{name} {value[:80]!r} is none of {', '.join(known)}")
+    rows = list_dead_letters(stack.log, chosen.wants, payloads=False)
     return [one for one in rows if every or one.replayed_ms is None]
 
 
-def _one(stack: Stack, letter_id: str) -> Listed:
-    from geo_assets.services.dead_letters import list_dead_letters
-
-    found = list_dead_letters(stack.log, lambda letter: letter.id.startswith(letter_id))
+def _one(rows: list[Listed], letter_id: str) -> Listed:
+    found = [one for one in rows if one.letter.id.startswith(letter_id)]
     if len(found) != 1:
         count = "no dead letter has" if not found else f"{len(found)} dead letters have"
         raise CliError(f"{count} an id that begins with {letter_id[:40]!r}; geo-assets dead-letters list shows them")
     return found[0]
+
+
+def _lines(file: Path) -> list[str]:
+    text = sys.stdin.read() if str(file) == "-" else file.read_text("utf-8")
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+_AGO = re.compile(r"(\d{1,6})([smhd])")
+_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+
+def _moment(text: str) -> int:
+    """Milliseconds since the epoch of `2h` ago, or of a time in RFC 3339."""
+    ago = _AGO.fullmatch(text)
+    if ago is not None:
+        return time.time_ns() // 1_000_000 - int(ago[1]) * _SECONDS[ago[2]] * 1_000
+    try:
+        said = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError:
+        raise CliError(
+            f"--since {text[:40]!r} is neither 30s, 15m, 2h or 3d nor a time such as 2026-05-01T12:00Z"
+        ) from None
+    if said.tzinfo is None:
+        raise CliError(f"--since {text[:40]!r} says no zone: end it with Z or an offset such as +02:00")
+    return int(said.timestamp() * 1_000)

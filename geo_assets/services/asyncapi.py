@@ -64,7 +64,10 @@ _HEADERS: dict[str, dict[str, Any]] = {
         "description": "A configured source. Default: `source` of the body, else the key before its colon if that is a "
         "source, else the only source there is.",
     },
-    topics.HEADER_KIND: {"enum": ["features", "tiles", "positions", "fences"], "description": "What the value is."},
+    topics.HEADER_KIND: {
+        "enum": ["features", "tiles", "positions", "fences", "triggers"],
+        "description": "What the value is; `triggers` of dead letters alone.",
+    },
     topics.HEADER_CONTENT_TYPE: {
         "description": "Media type of the value; it tells a sequence of a single feature from a document."
     },

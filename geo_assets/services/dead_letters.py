@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import msgspec
 import structlog
 
 from geo_assets.events import topics
 from geo_assets.events.dead_letter import DeadLetter, DeadLetterError
 from geo_assets.events.foreign import KINDS
+from geo_assets.events.models import EnvelopeError, PositionEvent, read_events
+from geo_assets.events.records import position_value
+from geo_assets.geofence.frames import FrameError, decode
 from geo_assets.ports import MAX_RECORD_BYTES, inbox_object
+from geo_assets.services import resending
+from geo_assets.tiles.tile import Tile
 from resources.event_log.protocol import NewRecord, OffsetOutOfRange, Record
 
 if TYPE_CHECKING:
@@ -64,7 +71,7 @@ def write_dead_letters(stack: Stack, letters: Sequence[DeadLetter]) -> None:
 def _kind(letter: DeadLetter) -> str:
     """What the dead record was of: its own word where that is one of ours."""
     said = letter.headers.get(topics.HEADER_KIND, "")
-    if said in KINDS:
+    if said in KINDS or said == "triggers":
         return said
     return "tiles" if letter.stage in ("tiles", "build") else "features"
 
@@ -87,8 +94,16 @@ def scan_topic(log_: EventLog, topic: str) -> Iterator[Record]:
             offset = records[-1].offset + 1
 
 
-def list_dead_letters(log_: EventLog, wanted: Callable[[DeadLetter], bool] = lambda _: True) -> list[Listed]:
-    """Dead letters that are in the log, oldest first, each once."""
+def list_dead_letters(
+    log_: EventLog, wanted: Callable[[DeadLetter], bool] = lambda _: True, *, payloads: bool = True
+) -> list[Listed]:
+    """Dead letters that are in the log, oldest first, each once; one that died again after a replay is not replayed.
+
+    Args:
+        log_: The event log.
+        wanted: Which ones.
+        payloads: Whether they keep their payloads; a listing needs none, and `read_letter` reads one.
+    """
     found: dict[str, Listed] = {}
     replayed: dict[str, int] = {}
     junk, first = 0, dict[str, int | str]()
@@ -104,8 +119,11 @@ def list_dead_letters(log_: EventLog, wanted: Callable[[DeadLetter], bool] = lam
                 first = {"partition": record.partition, "offset": record.offset, "error": str(fault)}
             junk += 1
             continue
+        # Letter and mark have one key, hence one partition: what stands behind the mark came after it.
+        replayed.pop(letter.id, None)
         if letter.id not in found and wanted(letter):
-            found[letter.id] = Listed(letter, record.partition, record.offset, None)
+            kept = letter if payloads else replace(letter, payload=b"")
+            found[letter.id] = Listed(kept, record.partition, record.offset, None)
     if junk:
         log.warning("records of dead-letters that are none", records=junk, first=first)
     listed = [replace(one, replayed_ms=replayed.get(one.letter.id)) for one in found.values()]
@@ -126,54 +144,118 @@ def payload_of(stack: Stack, letter: DeadLetter) -> bytes:
     return data
 
 
-def replay(stack: Stack, letters: Sequence[DeadLetter], *, payload: bytes | None = None) -> int:
-    """Send dead letters on their way again; how many.
+def read_letter(log_: EventLog, listed: Listed) -> DeadLetter:
+    """A dead letter that was listed, with its payload.
 
-    A replay is keyed on event id and payload, so that sent twice it applies once; the version guard stays, so it never
-    undoes something newer.
+    Raises:
+        LookupError: Retention has taken it since.
+    """
+    try:
+        records = log_.read(topics.DEAD_LETTERS, listed.partition, listed.offset, max_records=1)
+    except OffsetOutOfRange:
+        records = []
+    if not records or records[0].offset != listed.offset:
+        raise LookupError(f"dead letter {listed.letter.id}: the log does not keep it any more")
+    return DeadLetter.from_json(records[0].value or b"")
+
+
+def replay(stack: Stack, letters: Sequence[DeadLetter], *, payload: bytes | None = None) -> int:
+    """Send dead letters on their way again, each to where it came from; how many.
+
+    Twice is harmless, and nothing newer is undone: an edit is known by event id and payload and guarded by its version,
+    as a fence is; a position that is not newer than its device's last is late; a trigger is known by its key.
 
     Args:
         stack: The ports.
         letters: What to replay.
         payload: A mended payload to send instead; only with a single letter.
+
+    Raises:
+        LookupError: A payload is not in the inbox any more; nothing was sent.
+        ValueError: One cannot be sent as it is: its payload has to be mended; nothing was sent.
     """
-    import hashlib
-
-    from geo_assets.tiles.tile import Tile
-
     records: list[NewRecord] = []
+    frames: list[bytes] = []
     for letter in letters:
         if letter.stage == "build":
             key = letter.headers.get("tile", "")
             Tile.from_key(key)
             records.append(NewRecord(topics.TILES, key, None))
-        elif letter.stage == "tiles":
-            # Its key named no tile: the value has to.
-            headers = {**letter.headers, topics.HEADER_REPLAY: letter.id}
-            body = payload if payload is not None else payload_of(stack, letter)
-            records.append(NewRecord(topics.TILES, None, body, headers))
+            continue
+        body = payload if payload is not None else payload_of(stack, letter)
+        home = home_of(letter)
+        if home == topics.TRIGGERS:
+            frames.append(_frame(letter, body))
         else:
-            body = payload if payload is not None else payload_of(stack, letter)
-            sha = hashlib.sha256(body).hexdigest()
-            headers = {k: v for k, v in letter.headers.items() if k != topics.HEADER_POINTER}
-            headers |= {topics.HEADER_REPLAY: letter.id, topics.HEADER_SHA256: sha, topics.HEADER_SOURCE: letter.source}
-            if letter.event_id is not None:
-                headers[topics.HEADER_EVENT_ID] = letter.event_id
-            if len(body) > MAX_RECORD_BYTES * 9 // 10:
-                stack.tiles.put(inbox_object(sha), body)
-                headers[topics.HEADER_POINTER] = inbox_object(sha)
-                body = b""
-            records.append(
-                NewRecord(
-                    topics.RAW, f"{letter.source}:{letter.feature_id or letter.event_id or letter.id}", body, headers
-                )
-            )
-        records.append(
-            NewRecord(topics.DEAD_LETTERS, letter.source or letter.id, None, {topics.HEADER_REPLAY: letter.id})
-        )
-    if records:
-        stack.log.append(records)
+            records.append(_again(stack, letter, home, body))
+    resending.wish(stack.ledger, frames)
+    records += [
+        NewRecord(topics.DEAD_LETTERS, letter.source or letter.id, None, {topics.HEADER_REPLAY: letter.id})
+        for letter in letters
+    ]
+    stack.log.append(records)
     return len(letters)
+
+
+def home_of(letter: DeadLetter) -> str:
+    """The topic to which a letter goes back: the one that it stood on; what never stood on one, by what it is."""
+    kind = letter.headers.get(topics.HEADER_KIND)
+    if letter.stage in ("tiles", "build"):
+        return topics.TILES
+    if kind == "triggers":
+        return topics.TRIGGERS
+    if letter.origin is not None and letter.origin.topic in (topics.POSITIONS, topics.FENCES):
+        return letter.origin.topic
+    if letter.stage == "route":
+        return topics.POSITIONS
+    return topics.RAW
+
+
+def _again(stack: Stack, letter: DeadLetter, home: str, body: bytes) -> NewRecord:
+    """The record by which a letter goes back to a topic."""
+    headers = {k: v for k, v in letter.headers.items() if k != topics.HEADER_POINTER}
+    headers[topics.HEADER_REPLAY] = letter.id
+    if home == topics.TILES:
+        # Its key named no tile: the value has to.
+        return NewRecord(home, None, body, headers)
+    if home == topics.POSITIONS:
+        return _position(letter, body, headers)
+    sha = hashlib.sha256(body).hexdigest()
+    headers |= {topics.HEADER_SHA256: sha, topics.HEADER_SOURCE: letter.source}
+    if letter.event_id is not None:
+        headers[topics.HEADER_EVENT_ID] = letter.event_id
+    if home == topics.FENCES:
+        # Its version is the time of receipt where it says none: of the first receipt, not of this.
+        headers.setdefault(topics.HEADER_RECEIVED_MS, str(letter.at_ms))
+        if not letter.source:
+            del headers[topics.HEADER_SOURCE]
+    if len(body) > MAX_RECORD_BYTES * 9 // 10:
+        stack.tiles.put(inbox_object(sha), body)
+        headers[topics.HEADER_POINTER] = inbox_object(sha)
+        body = b""
+    return NewRecord(home, f"{letter.source}:{letter.feature_id or letter.event_id or letter.id}", body, headers)
+
+
+def _position(letter: DeadLetter, body: bytes, headers: dict[str, str]) -> NewRecord:
+    """A position as the edge writes it; nothing of it stands in an error."""
+    try:
+        (event,) = read_events(body, "positions")
+    except (EnvelopeError, ValueError) as fault:
+        field = fault.field if isinstance(fault, EnvelopeError) else "$"
+        raise ValueError(
+            f"dead letter {letter.id}: its payload is no position ({field} is at fault): send it with --payload FILE"
+        ) from None
+    assert isinstance(event, PositionEvent)
+    value = msgspec.json.encode(position_value(event))
+    return NewRecord(topics.POSITIONS, event.device_id, value, {**headers, topics.HEADER_KIND: "positions"})
+
+
+def _frame(letter: DeadLetter, body: bytes) -> bytes:
+    try:
+        decode(body)
+    except FrameError as fault:
+        raise ValueError(f"dead letter {letter.id}: its payload is no trigger's frame ({fault})") from None
+    return body
 
 
 def now_ms() -> int:

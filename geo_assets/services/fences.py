@@ -276,6 +276,9 @@ def _source_of(record: Record, event: FenceEvent, only_source: str | None) -> st
 
 def _letter(record: Record, refusal: Refused) -> DeadLetter:
     headers = kept_headers(record.headers)
+    # What it has as its version, where it says none: a replay has to have the same.
+    headers.setdefault(topics.HEADER_RECEIVED_MS, str(record.timestamp_ms))
+    pointer = headers.get(topics.HEADER_POINTER)
     return DeadLetter.refused(
         refusal,
         stage="validate",
@@ -284,5 +287,6 @@ def _letter(record: Record, refusal: Refused) -> DeadLetter:
         event_id=headers.get(topics.HEADER_EVENT_ID, "")[:MAX_PART_ID] or None,
         origin=Origin(record.topic, record.partition, record.offset),
         payload=record.value or b"",
+        pointer=pointer or None,
         headers={**headers, topics.HEADER_KIND: "fences"},
     )
