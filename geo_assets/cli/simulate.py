@@ -189,8 +189,13 @@ def rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         found.append(("edits", ", ".join(f"{count:,} {name}" for name, count in report["edits"].items())))
     if report["triggers"]:
         found.append(("triggers", ", ".join(f"{count:,} {state}" for state, count in report["triggers"].items())))
+    elif report["watched"]:
+        found.append(("triggers", "none yet"))
     if report["trigger_ms"]:
         found.append(("position to trigger", _times(report["trigger_ms"])))
+        if report["trigger_ms_last_minute"] != report["trigger_ms"]:
+            # A routing run that had to be started first shows in the one and not in the other.
+            found.append(("  in the last minute", _times(report["trigger_ms_last_minute"])))
     if report["problem"]:
         found.append(("last problem", report["problem"]))
     return found

@@ -197,6 +197,7 @@ class Simulation:
         members = self.tally.members()
         return {
             "devices": len(self.fleet),
+            "watched": self._options.watch,
             "seconds": round(seconds, 1),
             "asked_s": round(self.asked_s, 1),
             "achieved_s": round(members["sent"] / seconds, 1) if seconds > 0 else 0.0,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -20,19 +22,25 @@ class SimulationError(Exception):
 
 @dataclass(slots=True)
 class Percentiles:
-    """The newest of many durations, milliseconds."""
+    """The newest of many durations, milliseconds, and when each was added."""
 
-    newest: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    newest: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_KEPT))
 
     def add(self, milliseconds: Iterable[float]) -> None:
         """Some more."""
-        self.newest.extend(milliseconds)
+        now_s = time.monotonic()
+        self.newest.extend((now_s, value) for value in milliseconds)
 
-    def members(self) -> dict[str, float] | None:
-        """p50, p95, p99 and the highest, milliseconds; None where there is none."""
-        values = np.array(list(self.newest))
-        if not len(values):
+    def members(self, last_s: float = math.inf) -> dict[str, float] | None:
+        """p50, p95, p99 and the highest, milliseconds; None where there is none.
+
+        Args:
+            last_s: Only those that were added in so many seconds before the last one.
+        """
+        if not self.newest:
             return None
+        begin = self.newest[-1][0] - last_s
+        values = np.array([value for at, value in self.newest if at >= begin])
         p50, p95, p99 = np.percentile(values, (50, 95, 99)).tolist()
         return {"p50": round(p50, 1), "p95": round(p95, 1), "p99": round(p99, 1), "max": round(float(values.max()), 1)}
 
@@ -99,5 +107,6 @@ class Tally:
                 },
                 "triggers": dict(sorted(self._triggers.items())),
                 "trigger_ms": self._times["triggers"].members(),
+                "trigger_ms_last_minute": self._times["triggers"].members(60.0),
                 "problem": self.problem,
             }
