@@ -30,3 +30,12 @@ def check_url(dagster_url: str, asset: str, check: str) -> str:
 def run_url(dagster_url: str, run_id: str) -> str:
     """Link to a run in Dagster's UI; `dagster_url` has no slash at the end."""
     return f"{dagster_url}/runs/{quote(run_id, safe='')}"
+
+
+LOCATION = "geo_assets"
+"""Name of the code location in workspace.yaml."""
+
+
+def job_url(dagster_url: str, job: str) -> str:
+    """Link to a job's launchpad in Dagster's UI; `dagster_url` has no slash at the end."""
+    return f"{dagster_url}/locations/{LOCATION}/jobs/{quote(job, safe='')}/playground"

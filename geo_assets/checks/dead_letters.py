@@ -4,6 +4,7 @@ import time
 
 from dagster import AssetCheckSeverity
 
+from geo_assets.catalog import DEAD_LETTERS
 from geo_assets.checks.audit import Audit, check_of
 from geo_assets.events import topics
 from geo_assets.events.dead_letter import DeadLetter, DeadLetterError
@@ -105,4 +106,5 @@ dead_letter_rate = check_of(
     "At most 1 % (GEO_ASSETS_DEAD_LETTER_RATE) of the last day's records became dead letters. To see them: "
     "`geo-assets dead-letters list`.",
     audit,
+    asset=DEAD_LETTERS,
 )

@@ -32,11 +32,11 @@ def test_the_workspace_loads_as_the_server_loads_it(tmp_path: Path, monkeypatch:
         assert entry.code_location is not None
         (repository,) = entry.code_location.get_repositories().values()
         assert {sensor.name for sensor in repository.get_sensors()} == {
-            "tile_updates", "geofence_positions", "check_alerts"
+            "tile_updates", "geofence_positions", "check_alerts", "dead_letter_counts"
         }  # fmt: skip
         assert {sensor.default_status.value for sensor in repository.get_sensors()} == {"RUNNING"}
         assert {node.asset_key for node in repository.get_asset_node_snaps()} == {
-            catalog.TILES, catalog.FEATURES, catalog.TILESET, catalog.TRIGGERS
+            catalog.TILES, catalog.FEATURES, catalog.TILESET, catalog.TRIGGERS, catalog.DEAD_LETTERS
         }  # fmt: skip
 
 
@@ -47,7 +47,10 @@ def test_the_workspace_is_not_shadowed_by_a_block_in_pyproject() -> None:
 
 def test_every_asset_has_what_makes_the_catalog_readable() -> None:
     graph = defs.resolve_asset_graph()
-    groups = {"map": (catalog.TILES, catalog.FEATURES, catalog.TILESET), "geofence": (catalog.TRIGGERS,)}
+    groups = {
+        "map": (catalog.TILES, catalog.FEATURES, catalog.TILESET, catalog.DEAD_LETTERS),
+        "geofence": (catalog.TRIGGERS,),
+    }
     for group, key in ((group, key) for group, keys in groups.items() for key in keys):
         node = graph.get(key)
         assert node.description

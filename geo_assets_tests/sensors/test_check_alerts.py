@@ -23,6 +23,7 @@ from dagster._core.storage.event_log.schema import SqlEventLogStorageTable
 from dagster._serdes import serialize_value
 
 from geo_assets.assets.stack_resource import StackResource
+from geo_assets.catalog import DEAD_LETTERS, TILES
 from geo_assets.checks.audit import Audit, result_of
 from geo_assets.definitions import defs
 from geo_assets.jobs import BATCH_TAG
@@ -102,12 +103,16 @@ def audit(here: World) -> None:
 
 
 def evaluation(
-    name: str, *failing: Tile, passed: bool = False, severity: AssetCheckSeverity = AssetCheckSeverity.ERROR
+    name: str,
+    *failing: Tile,
+    passed: bool = False,
+    severity: AssetCheckSeverity = AssetCheckSeverity.ERROR,
+    asset: AssetKey = TILES,
 ) -> AssetCheckEvaluation:
     """A result as the checks of this house make it."""
     faults = [Fault("rule", tile.path, "is broken") for tile in failing]
     found = result_of(Audit(10, faults, f"{len(faults)} broken", passed, severity=severity), "http://tiles")
-    return AssetCheckEvaluation(AssetKey("tiles"), name, passed, found.metadata, None, severity, found.description)
+    return AssetCheckEvaluation(asset, name, passed, found.metadata, None, severity, found.description)
 
 
 def store(here: World, found: AssetCheckEvaluation, *, age_s: float = 0.0, copies: int = 1) -> None:
@@ -182,7 +187,7 @@ def test_an_alert_has_one_entry_a_check_and_region_in_one_message_and_keeps_the_
     ticked(here)
     _, neighbour = tiles_around(HOME, 2)
     store(here, evaluation("integrity", HOME, neighbour, FAR))
-    store(here, evaluation("dead_letter_rate", severity=AssetCheckSeverity.WARN))
+    store(here, evaluation("dead_letter_rate", severity=AssetCheckSeverity.WARN, asset=DEAD_LETTERS))
 
     ticked(here)
 
@@ -190,7 +195,7 @@ def test_an_alert_has_one_entry_a_check_and_region_in_one_message_and_keeps_the_
     assert [(a["name"], a["severity"], a["count"], a["region"]) for a in body["alerts"]] == [
         ("tiles/integrity", "error", 1, FAR.quadkey),
         ("tiles/integrity", "error", 2, common_prefix([HOME.quadkey, neighbour.quadkey])),
-        ("tiles/dead_letter_rate", "warning", 0, ""),
+        ("dead_letters/dead_letter_rate", "warning", 0, ""),
     ]
 
 
