@@ -314,6 +314,19 @@ class FeatureStoreContract:
         self.outcomes(store, replace(upsert(feature("2", 0, layer="roads", time_ms=999)), event_time_ms=999))
         assert store.counts().watermark_ms == 70
 
+    def test_counts_say_how_current_each_source_is(self, store: FeatureStore) -> None:
+        assert store.counts().sources == {}
+        store.apply([upsert(feature("1", time_ms=50)), upsert(feature("2", time_ms=40))], no_plan, now_ms=100)
+        other = feature("1", source="o:ther", time_ms=7)
+        store.apply([upsert(other)], no_plan, now_ms=300)
+        (mine,) = {feature("1").source}
+        assert store.counts().sources == {mine: (50, 100), "o:ther": (7, 300)}
+        # What is stale was received, and moves no watermark; what was applied before is neither.
+        stale = upsert(feature("1", 0, time_ms=999))
+        store.apply([stale], no_plan, now_ms=400)
+        store.apply([stale], no_plan, now_ms=500)
+        assert store.counts().sources[mine] == (50, 400)
+
     # -- reading for tiles -------------------------------------------------------------------------------------------
     def test_a_feature_shows_where_its_box_meets_the_tiles_box_edges_included(self, store: FeatureStore) -> None:
         self.outcomes(store, upsert(feature(box=(10.0, 20.0, 11.0, 21.0))))

@@ -122,7 +122,7 @@ def test_both_stores_end_alike_and_show_the_same_in_every_box(
     asked: list,
 ) -> None:
     with direct(room) as db:
-        db.execute("TRUNCATE standing, applied_keys, outbox, layer_totals")
+        db.execute("TRUNCATE standing, applied_keys, outbox, layer_totals, source_times")
         db.execute("UPDATE totals SET applied_keys = 0, tombstones = 0, watermark_ms = 0")
     embedded = GeoPackageStore(tmp_path_factory.mktemp("oracle") / "features.gpkg")
     production = store

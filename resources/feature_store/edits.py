@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from resources.feature_store.protocol import Applied, Change, Edit, EditOutcome, Feature
+from resources.feature_store.protocol import Applied, Change, Edit, EditOutcome, Feature, SourceTimes
 
 Identity = tuple[str, str]
 """Source and feature id."""
@@ -69,6 +69,21 @@ def decide(edits: Sequence[Edit], standing: Mapping[Identity, Standing], applied
             stands = now[identity] = edit.version, edit.content_hash, after
         decided.applied.append(Applied(edit, outcome, stands[0] if stands else 0))
     return decided
+
+
+def source_times(edits: Sequence[Edit], decided: Decided, now_ms: int) -> dict[str, SourceTimes]:
+    """How current each source is by this batch alone; only those of which something was new.
+
+    Args:
+        edits: The batch.
+        decided: How it ended.
+        now_ms: When it was applied, milliseconds since the epoch, UTC.
+    """
+    newest: dict[str, int] = {edit.source: 0 for edit in edits if edit.event_key in decided.new_keys}
+    for change in decided.changes:
+        source = change.edit.source
+        newest[source] = max(newest.get(source, 0), change.edit.event_time_ms)
+    return {source: SourceTimes(newest[source], now_ms) for source in sorted(newest)}
 
 
 def _outcome(edit: Edit, stands: Standing | None, key_applied: bool) -> EditOutcome:

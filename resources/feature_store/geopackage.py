@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from resources.feature_store.edits import Identity, Standing, check, decide
+from resources.feature_store.edits import Identity, Standing, check, decide, source_times
 from resources.feature_store.gpkg_geometry import to_blob, wkb_of
 from resources.feature_store.gpkg_schema import RTREE, STEPS, TABLE, VERSION, GeoPackageFile, show_layer
 from resources.feature_store.protocol import (
@@ -27,6 +27,7 @@ from resources.feature_store.protocol import (
     FeatureStoreUnavailable,
     OutboxRow,
     Plan,
+    SourceTimes,
     StoreCounts,
     TileBox,
     TileDigests,
@@ -36,6 +37,9 @@ from resources.snapshots import LOCK_TIMEOUT_S
 
 SCAN_PIECE = 1_000
 """Features a scan reads at once: their geometries are a megabyte or so, and no snapshot is held meanwhile."""
+
+_WATERMARK_OF, _RECEIVED_OF = "watermark:", "received:"
+"""Before a source's name: names in `ga_meta` of how current it is."""
 
 _COLUMNS = (
     "source, feature_id, layer, version, geom, west, south, east, north, properties, content_hash, digest, min_zoom, "
@@ -110,11 +114,23 @@ class GeoPackageStore:
                        WHERE table_name = ?""",
                     (now_ms, TABLE),
                 )
+            self._write_times(db, source_times(edits, decided, now_ms))
             db.executemany(
                 "INSERT OR IGNORE INTO ga_applied VALUES (?, ?)", ((key, now_ms) for key in sorted(decided.new_keys))
             )
             self._write_outbox(db, plan(decided.changes))
         return decided.applied
+
+    def _write_times(self, db: sqlite3.Connection, times: Mapping[str, SourceTimes]) -> None:
+        rows = [
+            (f"{kind}{source}", value)
+            for source, one in times.items()
+            for kind, value in ((_WATERMARK_OF, one.watermark_ms), (_RECEIVED_OF, one.received_ms))
+        ]
+        db.executemany(
+            "INSERT INTO ga_meta VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = max(value, excluded.value)",
+            rows,
+        )
 
     def _applied_keys(self, db: sqlite3.Connection, edits: Sequence[Edit]) -> set[str]:
         keys = json.dumps([edit.event_key for edit in edits])
@@ -363,7 +379,15 @@ class GeoPackageStore:
                 """SELECT (SELECT count(*) FROM ga_tombstone), (SELECT count(*) FROM ga_applied),
                           (SELECT count(*) FROM ga_outbox), (SELECT value FROM ga_meta WHERE name = 'watermark')"""
             ).fetchone()
-        return StoreCounts(by_layer, tombstones, keys, outbox, watermark)
+            times = dict(db.execute("SELECT name, value FROM ga_meta WHERE name LIKE '%:%'").fetchall())
+        sources = {
+            name.removeprefix(_RECEIVED_OF): SourceTimes(
+                times.get(_WATERMARK_OF + name.removeprefix(_RECEIVED_OF), 0), at
+            )
+            for name, at in sorted(times.items())
+            if name.startswith(_RECEIVED_OF)
+        }
+        return StoreCounts(by_layer, tombstones, keys, outbox, watermark, sources)
 
     def close(self) -> None:
         """Release files and connections."""

@@ -18,7 +18,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from resources.feature_store import postgis_mvt as mvt
 from resources.feature_store import postgis_reading as reading
 from resources.feature_store import postgis_writing as writing
-from resources.feature_store.edits import check, decide
+from resources.feature_store.edits import check, decide, source_times
 from resources.feature_store.postgis_schema import COMPONENT, MIGRATIONS
 from resources.feature_store.protocol import (
     Applied,
@@ -28,6 +28,7 @@ from resources.feature_store.protocol import (
     FeatureStoreUnavailable,
     OutboxRow,
     Plan,
+    SourceTimes,
     StoreCounts,
     TileBox,
     TileDigests,
@@ -129,7 +130,7 @@ class PostgisStore:
                 writing.forget_keys(db, sorted(refused))
             owed = plan(decided.changes)
             if owed or decided.new_keys:
-                writing.write_totals(db, decided, tombstones)
+                writing.write_totals(db, decided, tombstones, source_times(edits, decided, now_ms))
                 writing.write_outbox(db, owed)
             return decided.applied
 
@@ -245,7 +246,9 @@ class PostgisStore:
         with self._reading() as db:
             found = db.execute(_COUNTS).fetchone()
         assert found is not None
-        return StoreCounts(found[0], *found[1:])
+        by_layer, tombstones, keys, outbox, watermark, times = found
+        sources = {source: SourceTimes(*one) for source, one in sorted(times.items())}
+        return StoreCounts(by_layer, tombstones, keys, outbox, watermark, sources)
 
     def close(self) -> None:
         """Release files and connections."""
@@ -278,7 +281,9 @@ _MEETS = """s.geom && ST_MakeEnvelope(%(west)s, %(south)s, %(east)s, %(north)s, 
 
 _COUNTS = """SELECT
     (SELECT coalesce(json_object_agg(layer, features), '{}') FROM layer_totals WHERE features > 0),
-    tombstones, applied_keys, (SELECT count(*) FROM outbox), watermark_ms FROM totals"""
+    tombstones, applied_keys, (SELECT count(*) FROM outbox), watermark_ms,
+    (SELECT coalesce(json_object_agg(source, json_build_array(watermark_ms, received_ms)), '{}') FROM source_times)
+    FROM totals"""
 
 
 @contextmanager

@@ -88,4 +88,15 @@ MIGRATIONS: tuple[Migration, ...] = (
                 layer text COLLATE "C" PRIMARY KEY, features bigint NOT NULL) WITH (fillfactor = 10)""",
         ),
     ),
+    Migration(
+        2,
+        "how current each source is",
+        (
+            """CREATE TABLE source_times (
+                source text COLLATE "C" PRIMARY KEY, watermark_ms bigint NOT NULL, received_ms bigint NOT NULL
+            ) WITH (fillfactor = 10)""",
+            """INSERT INTO source_times
+                SELECT source, max(event_time_ms), 0 FROM standing WHERE deleted_ms IS NULL GROUP BY source""",
+        ),
+    ),
 )

@@ -20,7 +20,7 @@ import psycopg
 from psycopg import errors
 
 from resources.feature_store.edits import Decided, Identity, Standing
-from resources.feature_store.protocol import Change, Edit, Feature, OutboxRow
+from resources.feature_store.protocol import Change, Edit, Feature, OutboxRow, SourceTimes
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -74,6 +74,11 @@ _LAYER_TOTALS = """INSERT INTO layer_totals (layer, features)
     SELECT * FROM unnest(%s::text[], %s::int8[]) AS a (layer, features)
     ON CONFLICT (layer) DO UPDATE SET features = layer_totals.features + excluded.features"""
 
+_SOURCE_TIMES = """INSERT INTO source_times (source, watermark_ms, received_ms)
+    SELECT * FROM unnest(%s::text[], %s::int8[], %s::int8[]) AS a (source, watermark_ms, received_ms)
+    ON CONFLICT (source) DO UPDATE SET watermark_ms = greatest(source_times.watermark_ms, excluded.watermark_ms),
+        received_ms = greatest(source_times.received_ms, excluded.received_ms)"""
+
 _OUTBOX = 'COPY outbox (kind, key, value, headers, "group") FROM STDIN (FORMAT binary)'
 
 
@@ -119,13 +124,19 @@ def write_rows(
             raise errors.SerializationFailure("another process has just stored the same feature") from error
 
 
-def write_totals(db: Connection, decided: Decided, tombstones_before: set[Identity]) -> None:
+def write_totals(
+    db: Connection, decided: Decided, tombstones_before: set[Identity], times: Mapping[str, SourceTimes]
+) -> None:
     """Count what the batch did, and wait for the right to write outbox rows."""
     layers, tombstones = _counted(decided.changes, decided.last, tombstones_before)
     newest = max((change.edit.event_time_ms for change in decided.changes), default=0)
     db.execute(_TOTALS, (len(decided.new_keys), tombstones, newest))
     if layers:
         db.execute(_LAYER_TOTALS, (list(layers), list(layers.values())))
+    if times:
+        # In the order of their names: whoever holds `totals` is alone here anyway.
+        columns = zip(*((source, *one) for source, one in sorted(times.items())), strict=True)
+        db.execute(_SOURCE_TIMES, [list(column) for column in columns])
 
 
 def _counted(

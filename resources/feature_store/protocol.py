@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -153,6 +153,15 @@ class TileFeatureRows:
     pair_row: npt.NDArray[np.int64]
 
 
+class SourceTimes(NamedTuple):
+    """How current a source is, in milliseconds since the epoch, UTC."""
+
+    watermark_ms: int
+    """Newest event time of anything of it that was applied."""
+    received_ms: int
+    """When the last event of it came in that was none before; 0 where that was not written down."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoreCounts:
     """What is in the store: features by layer, tombstones, applied keys, outbox rows owed, newest event time."""
@@ -163,6 +172,8 @@ class StoreCounts:
     outbox: int
     watermark_ms: int
     """Newest event time of anything applied, milliseconds since the epoch, UTC; 0 when nothing was."""
+    sources: Mapping[str, SourceTimes] = field(default_factory=dict[str, SourceTimes])
+    """How current each source is that ever wrote."""
 
 
 @runtime_checkable
