@@ -119,8 +119,9 @@ def list_dead_letters(
                 first = {"partition": record.partition, "offset": record.offset, "error": str(fault)}
             junk += 1
             continue
-        # Letter and mark have one key, hence one partition: what stands behind the mark came after it.
-        replayed.pop(letter.id, None)
+        if letter.origin is None:
+            # It has the same id where it dies again. Letter and mark have one key, hence one partition and an order.
+            replayed.pop(letter.id, None)
         if letter.id not in found and wanted(letter):
             kept = letter if payloads else replace(letter, payload=b"")
             found[letter.id] = Listed(kept, record.partition, record.offset, None)
