@@ -329,6 +329,7 @@ class _Run:
             if self.held != self.router.breaker.held:
                 log.warning("the breaker is held" if self.held else "the breaker goes by itself", where=self.held)
                 self.router.hold(self.held)
+                reported = 0.0
             batch, looked = None, False
             if self.router.ready() and (waiting is not None or now >= gathered_at):
                 # Where no acknowledgement is to come, positions are what to wait for.

@@ -132,6 +132,7 @@ def test_rule_2_a_broker_killed_under_load_loses_nothing_acknowledged_and_needs_
     acknowledged: dict[Position, bytes] = {}
     refused: list[LogUnavailable] = []
     polled: set[tuple[int, int]] = set()
+    followed: list[tuple[int, int]] = []
     faults: list[BaseException] = []
 
     def append(name: int) -> None:
@@ -159,6 +160,18 @@ def test_rule_2_a_broker_killed_under_load_loses_nothing_acknowledged_and_needs_
             polled.update((r.partition, r.offset) for r in records)
         consumer.close()
 
+    def follow() -> None:
+        follower = log.follow("t", dict.fromkeys(log.extents("t"), 0))
+        # Refused ones may be there too: what counts is that each acknowledged one came.
+        while not (stop.is_set() and acknowledged.keys() <= set(followed)) and time.monotonic() < deadline:
+            try:
+                some = follower.take(500, 0.2)
+            except LogUnavailable as away:
+                assert "GEO_ASSETS_KAFKA_SERVERS" in str(away)
+                continue
+            followed.extend(zip(some.partitions, some.offsets, strict=True))
+        follower.close()
+
     def look() -> None:
         while not stop.is_set():
             try:
@@ -176,7 +189,7 @@ def test_rule_2_a_broker_killed_under_load_loses_nothing_acknowledged_and_needs_
 
     deadline = time.monotonic() + 150
     threads = [threading.Thread(target=guarded, args=(append, name)) for name in range(4)]
-    threads += [threading.Thread(target=guarded, args=(work,)) for work in (consume, look)]
+    threads += [threading.Thread(target=guarded, args=(work,)) for work in (consume, follow, look)]
     for thread in threads:
         thread.start()
     while len(polled) < 100 and not faults and time.monotonic() < deadline:
@@ -202,6 +215,8 @@ def test_rule_2_a_broker_killed_under_load_loses_nothing_acknowledged_and_needs_
     # What was refused may stand there too, but nothing stands there twice.
     assert len(set(found.values())) == len(found)
     assert {tuple(position) for position in acknowledged} <= polled
+    assert {tuple(position) for position in acknowledged} <= set(followed)
+    assert len(set(followed)) == len(followed)
     assert sum(log.committed("g", "t").values()) >= len(acknowledged)
     for error in refused:
         assert "GEO_ASSETS_KAFKA_SERVERS" in str(error)
