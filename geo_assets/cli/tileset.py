@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from geo_assets.cli.answers import CliError, err, open_home, out
+from geo_assets.cli.shadow import shadow
 
 if TYPE_CHECKING:
     from geo_assets.services.tileset.publishing import Published
@@ -24,6 +25,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command(rich_help_panel="Publish")(publish)
     app.command(rich_help_panel="Publish")(rollback)
+    app.command(rich_help_panel="Publish")(shadow)
     app.add_typer(family, name="tilesets", rich_help_panel="Publish")
 
 
