@@ -7,18 +7,21 @@ row goes when the log has it. So no kill loses a fence, and one that is sent twi
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
 
 from geo_assets.events import topics
-from geo_assets.events.dead_letter import Refused
+from geo_assets.events.dead_letter import DeadLetter, Refused
 from geo_assets.events.json_text import loads, shorten
 from geo_assets.events.records import feature_key
 from geo_assets.geofence.fences import fence_of_feature, members_of_feature
 from geo_assets.ports import MAX_RECORD_BYTES, inbox_object
+from geo_assets.services.dead_letters import now_ms, write_dead_letters
 from geo_assets.services.event_records import headers_of
 from resources.event_log.protocol import NewRecord
 from resources.feature_store.protocol import Change, Feature, OutboxRow
@@ -29,6 +32,9 @@ if TYPE_CHECKING:
     from geo_assets.tiles.layers import LayerSet
 
 log = structlog.get_logger()
+
+SEEN = "fence-layers-seen"
+"""Ledger value: layers whose features were sent, JSON."""
 
 KIND = "fence"
 """Of its rows in the outbox."""
@@ -74,6 +80,53 @@ def owed_fences(changes: Sequence[Change], layers: LayerSet) -> list[OutboxRow]:
         headers = headers_of("fences", edit.source, edit.event_id, edit.event_time_ms)
         rows.append(OutboxRow(KIND, feature_key(edit.source, edit.feature_id), encode_fence(members), headers))
     return rows
+
+
+def follow_fence_layers(stack: Stack) -> int:
+    """Send the features of layers that hold fences now and did not before; how many were sent.
+
+    Call it before ingest begins. Those that are no fences stay features and become dead letters; those of a layer that
+    holds fences no more stay fences until they are deleted.
+    """
+    seen = set(json.loads(stack.ledger.get_value(SEEN) or "[]"))
+    now = {layer.name for layer in stack.layers.layers if layer.fences}
+    if now == seen:
+        return 0
+    sent = 0
+    for layer in sorted(now - seen):
+        features = stack.features.scan(layer=layer)
+        while page := list(islice(features, _PAGE)):
+            records: list[NewRecord] = []
+            letters: list[DeadLetter] = []
+            for feature in page:
+                try:
+                    records.append(_stored_record(stack, feature))
+                except Refused as refused:
+                    letters.append(_letter(feature, refused))
+            write_dead_letters(stack, letters)
+            stack.log.append(records)
+            sent += len(records)
+    stack.ledger.set_value(SEEN, json.dumps(sorted(now)))
+    if sent:
+        log.info("layers hold fences now", layers=sorted(now - seen), fences=sent)
+    return sent
+
+
+def _stored_record(stack: Stack, feature: Feature) -> NewRecord:
+    said = feature.feature_id, feature.version, feature.geometry, feature.properties
+    fence_of_feature(feature.source, *said)
+    key = feature_key(feature.source, feature.feature_id)
+    headers = headers_of("fences", feature.source, f"layer-{feature.layer}", feature.event_time_ms)
+    return fence_record(stack, key, encode_fence(members_of_feature(*said)), headers, None)
+
+
+def _letter(feature: Feature, refused: Refused) -> DeadLetter:
+    said = feature.feature_id, feature.version, feature.geometry, feature.properties
+    return DeadLetter.refused(
+        refused, stage="validate", source=feature.source, at_ms=now_ms(), feature_id=feature.feature_id,
+        layer=feature.layer, payload=encode_fence(members_of_feature(*said) | {"layer": feature.layer}),
+        headers=headers_of("features", feature.source, f"layer-{feature.layer}", feature.event_time_ms),
+    )  # fmt: skip
 
 
 def removal(feature_id: str, version: int) -> dict[str, object]:

@@ -33,7 +33,7 @@ from geo_assets.services.callbacks import Callbacks, Told
 from geo_assets.services.dead_letters import now_ms, write_dead_letters
 from geo_assets.services.dirty import DirtyPlan
 from geo_assets.services.event_records import event_record, part_of
-from geo_assets.services.fence_features import send_fences
+from geo_assets.services.fence_features import follow_fence_layers, send_fences
 from geo_assets.services.housekeeping import Housekeeper
 from geo_assets.services.ingest_worker import BodyResult, BodyTask, Circumstances, FeatureResult, FeatureTask
 from geo_assets.services.layer_changes import follow_layers
@@ -554,6 +554,7 @@ def run(settings: Settings, *, once: bool = False) -> None:
         signal.signal(number, lambda *_: stop.set())
     with Stack(settings) as stack:
         follow_layers(stack.ensure())
+        follow_fence_layers(stack)
         ingest = Ingest(stack)
         housekeeper = Housekeeper(lambda: Stack(settings))
         keeper = FenceKeeper(lambda: Stack(settings))

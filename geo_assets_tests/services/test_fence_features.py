@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,17 @@ from geo_assets.ports import inbox_object
 from geo_assets.services.dead_letters import scan_topic
 from geo_assets.services.erasing import erase_features, erase_fences
 from geo_assets.services.event_records import event_record
-from geo_assets.services.fence_features import KIND
+from geo_assets.services.fence_features import KIND, follow_fence_layers
 from geo_assets.services.fences import FenceBook
+from geo_assets.services.geofence_snapshots import in_force
 from geo_assets.services.housekeeping import sweep
+from geo_assets.services.importer import import_reading
 from geo_assets.services.ingest import Ingest
+from geo_assets.services.reading.files import open_file
+from geo_assets_tests.geofence_world import position, seen
+from geo_assets_tests.services.test_routing import OPTIONS, InThread, until
 from geo_assets_tests.world import HERE, World
+from resources.event_log.protocol import NewRecord
 
 LAYERS = """
 max_zoom: 14
@@ -267,6 +275,105 @@ def test_ids_are_kept_with_their_type(shared: World) -> None:
     found = set(fences(shared)) - before
     assert {"city:1", 'city:"1"', "city:1.5", 'city:"åäö 🙂"', f'city:"{"x" * 200}"'} < found
     assert len(found) == 6
+
+
+def test_a_layer_that_holds_fences_from_now_on_sends_what_it_has(tmp_path: Path) -> None:
+    (tmp_path / "layers.yaml").write_text(LAYERS.replace(", fences: true", ""))
+    world = World(tmp_path)
+    world.edit(feature("good", 4, radius_m=5))
+    world.edit(feature("bad", 4))
+    world.close()
+    (tmp_path / "layers.yaml").write_text(LAYERS)
+    world = World(tmp_path)
+    assert [follow_fence_layers(world.stack), follow_fence_layers(world.stack)] == [1, 0]
+    assert {name: fence.revision for name, fence in fences(world).items()} == {'city:"good"': 4}
+    (letter,) = world.letters()
+    assert (letter.field, letter.feature_id, letter.layer) == ("properties.radius_m", '"bad"', "fences")
+    assert world.stack.features.get("city", '"bad"') is not None
+    world.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "members", "reason", "field"),
+    [
+        ("crossing itself", {"geometry": {"type": "Polygon", "coordinates":
+            [[[0, 0], [1, 1], [1, 0], [0, 1], [0, 0]]]}}, "invalid_geometry", "geometry"),
+        ("hole outside", {"geometry": {"type": "Polygon", "coordinates": [
+            [[0, 0], [1, 0], [1, 1], [0, 1], [0, 0]], [[5, 5], [6, 5], [6, 6], [5, 6], [5, 5]]]}},
+         "invalid_geometry", "geometry"),
+        ("beyond the pole", {"geometry": {"type": "Point", "coordinates": [0, 95]}, "radius_m": 5},
+         "out_of_range", "geometry"),
+        ("zero radius", {"geometry": POINT, "radius_m": 0}, "schema", "radius_m"),
+        ("a million kilometres", {"geometry": POINT, "radius_m": 1e9}, "schema", "radius_m"),
+        ("unknown zone", {"geometry": POINT, "radius_m": 5, "schedule":
+            {"zone": "Mars/Base", "windows": ["Mo 08:00-09:00"]}}, "schema", "schedule.zone"),
+        ("true for an id", {"geometry": POINT, "radius_m": 5, "id": True}, "schema", "id"),
+        ("no id", {"geometry": POINT, "radius_m": 5, "id": None}, "schema", "id"),
+        ("a long id", {"geometry": POINT, "radius_m": 5, "id": "x" * 300}, "schema", "id"),
+        ("too many circles", {"geometry": {"type": "MultiPoint", "coordinates": [[n / 100, 1] for n in range(5_001)]},
+            "radius_m": 5}, "too_large", "geometry"),
+        ("NaN", b'{"type": "Feature", "id": 1, "radius_m": NaN, "geometry": null}', "schema", "$"),
+        ("infinite", b'{"type": "Feature", "id": 1, "radius_m": 5, "geometry": {"type": "Point", '
+            b'"coordinates": [1e999, 0]}}', "invalid_geometry", "geometry"),
+        ("no JSON", b"\xff", "schema", "$"),
+    ],
+)  # fmt: skip
+def test_a_hostile_record_of_fences_costs_itself_alone(
+    shared: World, name: str, members: dict[str, Any] | bytes, reason: str, field: str
+) -> None:
+    before = set(fences(shared))
+    known = {letter.id for letter in shared.letters()}
+    good = {"type": "Feature", "id": f"beside {name}", "geometry": POINT, "radius_m": 5}
+    value = members if isinstance(members, bytes) else json.dumps({"type": "Feature", "id": name} | members).encode()
+    headers = {"source": "city"}
+    shared.stack.log.append(
+        [NewRecord(topics.FENCES, name, one, headers) for one in (value, json.dumps(good).encode())]
+    )
+    assert set(fences(shared)) - before == {f'city:"beside {name}"'}
+    (letter,) = [letter for letter in shared.letters() if letter.id not in known]
+    assert (letter.reason, letter.field) == (reason, field)
+
+
+def test_running_routes_follow_features_and_erasing_closes_what_was_open(world: World) -> None:
+    now = time.time_ns() // 1_000_000
+    options = replace(OPTIONS, idle_s=None)
+    run = InThread(world.stack, options)
+    world.edit(feature("gate", radius_m=50))
+    until(lambda: 'city:"gate"' in fences(world))
+    until(lambda: in_force(world.stack.ledger).revision == FenceBook(world.stack).standing().revision)
+    world.stack.log.append([position("bus-18", now, LON, LAT)])
+    until(lambda: seen(world.stack).get("bus-18"))
+    erase_features(world.stack, "city", None)
+    until(lambda: len(seen(world.stack)["bus-18"]) == 2)
+    run.end()
+    assert [(t.fence_id, t.state) for t in seen(world.stack)["bus-18"]] == [('city:"gate"', 1), ('city:"gate"', 0)]
+
+
+def test_an_imported_table_becomes_fences(world: World, tmp_path: Path) -> None:
+    import numpy as np
+    import pyogrio
+
+    path = tmp_path / "zones.gpkg"
+    columns = {
+        "radius_m": np.array([50.0, np.nan, 70.0]), "dwell_s": np.array([60, 60, 60]),
+        "priority": np.array([3.0, 1.0, 12.0]), "name": np.array(["Gate", None, "Far"], object),
+        "schedule": np.array([json.dumps(SCHEDULE), None, None], object),
+    }  # fmt: skip
+    shapes = [shapely.Point(LON, LAT), shapely.box(24, 60, 24.1, 60.1), shapely.Point(24, 60)]
+    pyogrio.raw.write(
+        path, np.array(shapely.to_wkb(shapes), object), list(columns.values()), list(columns), geometry_type="Unknown",
+        crs="EPSG:4326", layer="zones", driver="GPKG",
+    )  # fmt: skip
+    reading = open_file(path, layer="fences", layers=world.stack.layers.names)
+    done = import_reading(world.stack, reading, world.stack.sources["city"])
+    assert (done.read, done.outcomes, done.refused) == (3, {"applied": 2}, {"schema": 1})
+    made = fences(world)
+    assert {fence.name for fence in made.values()} == {"Gate", None}
+    gate = next(fence for fence in made.values() if fence.name == "Gate")
+    assert (gate.dwell_ms, gate.priority) == (60_000, 3)
+    assert gate.schedule is not None
+    (letter,) = world.letters()
+    assert letter.field == "properties.priority"
 
 
 def test_erasing_a_source_takes_its_fences_whichever_door_they_came_through(world: World) -> None:
