@@ -65,6 +65,7 @@ class RoutingLease:
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         warm_at = time.monotonic() + _WARM_S
+        told = False
         while True:
             try:
                 self._lease = self._guard.acquire(NAME, self._owner, self._ttl_s)
@@ -73,6 +74,9 @@ class RoutingLease:
                 break
             if self._lease is not None:
                 break
+            if not told:
+                log.info("another run routes: standing by")
+                told = True
             if stop.wait(POLL_S) or (deadline is not None and time.monotonic() >= deadline):
                 return False
             if time.monotonic() >= warm_at:

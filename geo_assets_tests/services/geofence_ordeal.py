@@ -19,7 +19,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -160,19 +160,26 @@ def _position(device: str, time_ms: int, lon: float, lat: float) -> NewRecord:
 
 
 class Poster(threading.Thread):
-    """Appends positions at a pace, each piece again until the log has acknowledged it."""
+    """Appends positions at a pace, as far as it may, each piece again until the log has acknowledged it."""
 
-    def __init__(self, stack: Stack, records: Sequence[NewRecord], a_second: float, piece: int = 250) -> None:
+    def __init__(self, stack: Stack, records: Sequence[NewRecord], a_second: float, piece: int = 100) -> None:
         super().__init__(daemon=True)
         self._stack, self._records, self._a_second, self._piece = stack, records, a_second, piece
-        self.sent = self.again = 0
+        self.sent = self.again = self.limit = 0
         self.stop = threading.Event()
         self.start()
 
+    def allow(self, limit: int) -> None:
+        """It may go on so far."""
+        self.limit = max(self.limit, min(limit, len(self._records)))
+
     def run(self) -> None:
-        began = time.monotonic()
         while self.sent < len(self._records) and not self.stop.is_set():
-            piece = self._records[self.sent : self.sent + self._piece]
+            piece = self._records[self.sent : min(self.sent + self._piece, self.limit)]
+            if not piece:
+                self.stop.wait(0.01)
+                continue
+            began = time.monotonic()
             try:
                 self._stack.log.append(piece)
             except LogError:
@@ -180,7 +187,7 @@ class Poster(threading.Thread):
                 self.stop.wait(0.2)
                 continue
             self.sent += len(piece)
-            self.stop.wait(max(0.0, began + self.sent / self._a_second - time.monotonic()))
+            self.stop.wait(max(0.0, began + len(piece) / self._a_second - time.monotonic()))
 
 
 class Mover(threading.Thread):
@@ -190,11 +197,15 @@ class Mover(threading.Thread):
         super().__init__(daemon=True)
         self._stack, self._every_s = stack, every_s
         self.changes = 0
+        self.moves = threading.Event()
+        self.moves.set()
         self.stop = threading.Event()
         self.start()
 
     def run(self) -> None:
         while not self.stop.wait(self._every_s):
+            if not self.moves.is_set():
+                continue
             number, version = self.changes % MOVING, 2 + self.changes // MOVING
             try:
                 post_fences(self._stack, [moving_fence(number, version)])
@@ -311,16 +322,19 @@ class Route:
         return self.process.wait(seconds)
 
 
-@dataclass
 class Keeper:
-    """Keeps one routing process alive: who ends by itself, as for want of a broker, is started again."""
+    """Keeps one routing process alive: who ends by itself, as for want of a broker, is started again.
 
-    environment: dict[str, str]
-    log: Path
-    running: Route | None = None
-    started: int = 0
-    kills: int = 0
-    ended: list[int] = field(default_factory=list[int])
+    Args:
+        environment: Of the processes.
+        log: File for what they say; a number is added for each.
+    """
+
+    def __init__(self, environment: dict[str, str], log: Path) -> None:
+        self.environment, self._log = environment, log
+        self.running: Route | None = None
+        self.started = self.kills = 0
+        self.ended: list[int] = []
 
     def keep(self) -> Route:
         if self.running is None or not self.running.alive:
@@ -332,7 +346,7 @@ class Keeper:
     def another(self) -> Route:
         """One more process, which stands by."""
         self.started += 1
-        return Route(self.environment, self.log)
+        return Route(self.environment, self._log.with_suffix(f".{self.started}.log"))
 
     def kill(self, following: Route | None = None) -> None:
         """Kill the running one; another takes its place."""
@@ -341,7 +355,11 @@ class Keeper:
         self.running = following
         self.keep()
 
-    def finish(self) -> None:
+    def end(self) -> None:
+        """Have the running one end in order."""
+        assert self.keep().end() == 0, self.keep().said[-3_000:]
+
+    def close(self) -> None:
         if self.running is not None:
             self.running.kill()
 
@@ -419,6 +437,11 @@ def stack_records(stack: Stack, partition: int) -> list[Said]:
             )  # fmt: skip
         offset = records[-1].offset + 1
     return found
+
+
+def told(stack: Stack) -> int:
+    """Records of `[triggers]`."""
+    return sum(extent.end for extent in stack.log.extents(topics.TRIGGERS).values())
 
 
 def crossings_of(triggers: Sequence[Trigger]) -> list[tuple[str, str, int]]:
