@@ -5,10 +5,11 @@ from __future__ import annotations
 from dagster import Definitions, in_process_executor
 
 from geo_assets.assets.backfill import backfill_region
-from geo_assets.assets.dead_letters import dead_letters
+from geo_assets.assets.dead_letters import dead_letters, replay_dead_letters
 from geo_assets.assets.features import features
 from geo_assets.assets.geofence_triggers import geofence_triggers
 from geo_assets.assets.maintenance import maintenance, nightly_maintenance
+from geo_assets.assets.mend import mend
 from geo_assets.assets.repair import repair_coverage
 from geo_assets.assets.stack_resource import StackResource
 from geo_assets.assets.tiles import tiles
@@ -16,9 +17,15 @@ from geo_assets.assets.tileset import tileset
 from geo_assets.checks.coverage import coverage
 from geo_assets.checks.crs import crs
 from geo_assets.checks.dead_letters import dead_letter_rate
+from geo_assets.checks.feature_crs import feature_crs
+from geo_assets.checks.feature_topology import feature_topology
 from geo_assets.checks.freshness import freshness
 from geo_assets.checks.geofence import delivery, routing_lag, trigger_dead_letter_rate
+from geo_assets.checks.half_done import half_done
 from geo_assets.checks.integrity import integrity
+from geo_assets.checks.log_lag import log_lag
+from geo_assets.checks.skip_rate import skip_rate
+from geo_assets.checks.source_silence import source_silence
 from geo_assets.checks.topology import topology
 from geo_assets.jobs import audit, build_tiles, hourly_audit, observe_features, publish_tileset, route_geofence_triggers
 from sensors.check_alerts import check_alerts
@@ -33,7 +40,13 @@ defs = Definitions(
         crs,
         coverage,
         integrity,
+        half_done,
         freshness,
+        skip_rate,
+        feature_topology,
+        feature_crs,
+        source_silence,
+        log_lag,
         dead_letter_rate,
         trigger_dead_letter_rate,
         delivery,
@@ -47,7 +60,9 @@ defs = Definitions(
         audit,
         observe_features,
         repair_coverage,
+        replay_dead_letters,
         maintenance,
+        mend,
     ],
     schedules=[hourly_audit, nightly_maintenance],
     sensors=[tile_updates, geofence_positions, check_alerts, dead_letter_counts],

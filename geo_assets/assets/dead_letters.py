@@ -1,7 +1,7 @@
-"""The asset `dead_letters`: how many records could not be processed, of what and whose, over time.
+"""The asset `dead_letters`: how many records could not be processed, over time; and the job that sends them again.
 
-It is observed, never built. Numbers, reasons and sources only: payloads stay in the log, `geo-assets dead-letters show`
-prints one.
+The asset is observed, never built. Numbers, reasons and sources only: payloads stay in the log, and
+`geo-assets dead-letters show` prints one.
 """
 
 import json
@@ -11,21 +11,31 @@ from typing import Any
 from dagster import (
     AssetObservation,
     AssetSpec,
+    Config,
     DagsterInstance,
+    Failure,
     MetadataValue,
     ObserveResult,
+    OpExecutionContext,
+    Output,
     TableColumn,
     TableRecord,
     TableSchema,
+    in_process_executor,
+    job,
     multi_observable_source_asset,
+    op,
 )
+from pydantic import Field
 
 from geo_assets import catalog
 from geo_assets.assets.stack_resource import StackResource
 from geo_assets.catalog import DEAD_LETTERS
+from geo_assets.events.dead_letter import REASONS, STAGES
 from geo_assets.links import job_url
 from geo_assets.services.dead_letter_counts import HOUR_MS, Counts, advance, by_reason
 from geo_assets.services.dead_letters import now_ms
+from geo_assets.services.replaying import ChoiceError, Chosen, homes, moment_of, select, send
 from geo_assets.services.status import moment
 from geo_assets.stack import Stack
 
@@ -140,3 +150,65 @@ def observe_if_news(stack: Stack, instance: DagsterInstance, now: int) -> tuple[
     catalog.report_materializations(instance, [AssetObservation(DEAD_LETTERS, metadata=metadata)])
     stack.ledger.set_value(_LAST_OBSERVED, json.dumps({"at_ms": now, "seen": seen}))
     return counts, True
+
+
+# -- sending them again --------------------------------------------------------------------------------------------
+
+
+class ReplayConfig(Config):
+    """Which dead letters are sent again. Those that were already are left out."""
+
+    reason: str = Field(default="", description=f"All of this reason: {', '.join(REASONS)}.")
+    source: str = Field(default="", description="All of this source.")
+    stage: str = Field(default="", description=f"All that died at this stage: {', '.join(STAGES)}.")
+    since: str = Field(default="", description="All that died since: 2h, 3d, or a time such as 2026-05-01T12:00Z.")
+    every: bool = Field(default=False, description="All there are, where nothing above narrows them.")
+    limit: int = Field(default=10_000, ge=1, description="Most that are sent; the oldest first.")
+    dry_run: bool = Field(default=False, description="Say how many would go where, and send nothing.")
+
+
+@op(
+    name="replay",
+    description="Sends dead letters back to the topics they came from. Twice is harmless, and nothing newer is undone.",
+)
+def replay_op(context: OpExecutionContext, config: ReplayConfig, stack: StackResource) -> Output[int]:
+    """Send them; how many went."""
+    try:
+        since_ms = moment_of(config.since) if config.since else None
+        chosen = Chosen(config.reason or None, config.source or None, config.stage or None, since_ms)
+    except ChoiceError as fault:
+        raise Failure(str(fault), allow_retries=False) from None
+    if not (chosen.narrow or config.every):
+        raise Failure("name reason, source, stage or since, or say every: true", allow_retries=False)
+    with stack.opened() as ports:
+        rows = select(ports, chosen)
+        taken = rows[: config.limit]
+        metadata: dict[str, Any] = {
+            "chosen": len(rows),
+            "left": len(rows) - len(taken),
+            "to": ", ".join(f"{count:,} to {home}" for home, count in homes(taken).items()) or "nowhere",
+        }
+        if config.dry_run:
+            context.log.info(f"dry run: {len(taken):,} would be sent, {metadata['to']}")
+            return Output(0, metadata={**metadata, "sent": 0, "dry_run": True})
+        done = send(ports, taken, told=lambda looked_at: context.log.info(f"{looked_at:,} of {len(taken):,}"))
+    for why in done.unfit[:SHOWN]:
+        context.log.warning(why)
+    metadata |= {"sent": done.count, "unfit": len(done.unfit), "dry_run": False}
+    if done.unfit and not done.count:
+        raise Failure(f"none of {len(done.unfit):,} could be sent: {done.unfit[0]}", metadata, allow_retries=False)
+    context.log.info(f"sent {done.count:,}; those that die again are counted again")
+    return Output(done.count, metadata=metadata)
+
+
+@job(
+    name="replay_dead_letters",
+    executor_def=in_process_executor,
+    description=(
+        "Sends dead letters on their way again, after what killed them was mended: by reason, source, stage or time. "
+        "Twice is harmless; triggers go out by the routing run, which the sensor geofence_positions starts for them."
+    ),
+)
+def replay_dead_letters() -> None:
+    """One step."""
+    replay_op()

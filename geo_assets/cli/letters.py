@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
-from collections import Counter
-from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,8 +13,8 @@ import typer
 from geo_assets.cli.answers import CliError, err, open_home, out
 
 if TYPE_CHECKING:
-    from geo_assets.events.dead_letter import DeadLetter
     from geo_assets.services.dead_letters import Listed
+    from geo_assets.services.replaying import Chosen
     from geo_assets.stack import Stack
 
 family = typer.Typer(
@@ -41,10 +37,11 @@ def list_letters(
     as_json: bool = typer.Option(False, "--json", help="Print JSON lines for programs."),
 ) -> None:
     """List dead letters, newest last."""
+    from geo_assets.services.replaying import select
     from geo_assets.services.status import moment
 
     with open_home() as stack:
-        rows = _select(stack, Chosen(reason, source, stage), every)
+        rows = select(stack, _chosen(reason, source, stage), every=every)
     if as_json:
         for one in rows[-limit:]:
             out.print(
@@ -86,10 +83,11 @@ def show(
 ) -> None:
     """Show one dead letter with its raw payload."""
     from geo_assets.services.dead_letters import payload_of, read_letter
+    from geo_assets.services.replaying import select
 
     with open_home() as stack:
         try:
-            letter = read_letter(stack.log, _one(_select(stack, Chosen(), every=True), letter_id))
+            letter = read_letter(stack.log, _one(select(stack, _chosen(), every=True), letter_id))
             payload = payload_of(stack, letter)
         except LookupError as fault:
             raise CliError(str(fault)) from None
@@ -142,65 +140,35 @@ def replay(
 
     Edits go back to raw, fences to fences, positions to positions, tiles to tiles; triggers go out by the routing run.
     """
-    from geo_assets.services.dead_letters import home_of
+    from geo_assets.services.replaying import homes, select, send
 
-    chosen = Chosen(reason, source, stage, None if since is None else _moment(since))
+    chosen = _chosen(reason, source, stage, since)
     named = [*(ids or []), *(_lines(file) if file is not None else [])]
     if not (named or every or chosen.narrow):
         raise CliError("name ids, --ids, --reason, --source, --stage, --since or --all")
     if payload is not None and len(named) != 1:
         raise CliError("--payload goes with exactly one id")
     with open_home() as stack:
-        rows = _select(stack, chosen, every=bool(named))
+        rows = select(stack, chosen, every=bool(named))
         if named:
             rows = list({one.letter.id: one for one in (_one(rows, name) for name in named)}.values())
         over = len(rows) - limit
         rows = rows[:limit]
         if dry_run:
-            homes = Counter(home_of(one.letter) for one in rows)
-            for home, count in sorted(homes.items()):
+            for home, count in homes(rows).items():
                 out.print(f"{count:,} to {home}")
             out.print(f"{len(rows):,} would be replayed" + (f", {over:,} more are left (--limit)" if over > 0 else ""))
             return
-        sent, unfit = _send(stack, rows, payload.read_bytes() if payload is not None else None)
-    for why in unfit[:20]:
+        body = payload.read_bytes() if payload is not None else None
+        done = send(stack, rows, body, lambda looked_at: err.print(f"{looked_at:,} of {len(rows):,}"))
+        if done.triggers:
+            _route(stack)
+    for why in done.unfit[:20]:
         err.print(why, markup=False, soft_wrap=True)
-    if unfit:
-        raise CliError(f"replayed {sent:,}; {len(unfit):,} could not be sent as they are")
+    if done.unfit:
+        raise CliError(f"replayed {done.count:,}; {len(done.unfit):,} could not be sent as they are")
     more = f"; {over:,} more are left: give it again" if over > 0 else ""
-    out.print(f"replayed {sent:,}{more}; geo-assets dead-letters list shows those that die again")
-
-
-CHUNK = 20
-"""Letters sent at once: each may hold a megabyte."""
-TOLD_EVERY = 1_000
-
-
-def _send(stack: Stack, rows: list[Listed], payload: bytes | None) -> tuple[int, list[str]]:
-    """Send them piece by piece; how many went, and why others did not."""
-    from geo_assets.events import topics
-    from geo_assets.services.dead_letters import home_of, read_letter
-    from geo_assets.services.dead_letters import replay as send
-    from geo_assets.services.resending import TooMuchWaits
-
-    sent, unfit = 0, list[str]()
-    triggers = False
-    for start in range(0, len(rows), CHUNK):
-        piece = rows[start : start + CHUNK]
-        try:
-            sent += send(stack, [read_letter(stack.log, one) for one in piece], payload=payload)
-        except (LookupError, ValueError, TooMuchWaits):
-            for one in piece:
-                try:
-                    sent += send(stack, [read_letter(stack.log, one)], payload=payload)
-                except (LookupError, ValueError, TooMuchWaits) as fault:
-                    unfit.append(str(fault))
-        triggers = triggers or any(home_of(one.letter) == topics.TRIGGERS for one in piece)
-        if (start + CHUNK) % TOLD_EVERY == 0:
-            err.print(f"{start + CHUNK:,} of {len(rows):,}")
-    if triggers:
-        _route(stack)
-    return sent, unfit
+    out.print(f"replayed {done.count:,}{more}; geo-assets dead-letters list shows those that die again")
 
 
 def _route(stack: Stack) -> None:
@@ -219,39 +187,15 @@ def _route(stack: Stack) -> None:
         time.sleep(0.1)
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """Which letters. None: whatever it is."""
+def _chosen(
+    reason: str | None = None, source: str | None = None, stage: str | None = None, since: str | None = None
+) -> Chosen:
+    from geo_assets.services.replaying import ChoiceError, Chosen, moment_of
 
-    reason: str | None = None
-    source: str | None = None
-    stage: str | None = None
-    since_ms: int | None = None
-
-    @property
-    def narrow(self) -> bool:
-        """Whether it says anything."""
-        return any(one is not None for one in (self.reason, self.source, self.stage, self.since_ms))
-
-    def wants(self, letter: DeadLetter) -> bool:
-        """Whether a letter is one of them."""
-        return (
-            (self.reason is None or letter.reason == self.reason)
-            and (self.source is None or letter.source == self.source)
-            and (self.stage is None or letter.stage == self.stage)
-            and (self.since_ms is None or letter.at_ms >= self.since_ms)
-        )
-
-
-def _select(stack: Stack, chosen: Chosen, every: bool) -> list[Listed]:
-    from geo_assets.events.dead_letter import REASONS, STAGES
-    from geo_assets.services.dead_letters import list_dead_letters
-
-    for name, value, known in (("reason", chosen.reason, REASONS), ("stage", chosen.stage, STAGES)):
-        if value is not None and value not in known:
-            raise CliError(f"{name} {value[:80]!r} is none of {', '.join(known)}")
-    rows = list_dead_letters(stack.log, chosen.wants, payloads=False)
-    return [one for one in rows if every or one.replayed_ms is None]
+    try:
+        return Chosen(reason, source, stage, None if since is None else moment_of(since))
+    except ChoiceError as fault:
+        raise CliError(str(fault)) from None
 
 
 def _one(rows: list[Listed], letter_id: str) -> Listed:
@@ -265,23 +209,3 @@ def _one(rows: list[Listed], letter_id: str) -> Listed:
 def _lines(file: Path) -> list[str]:
     text = sys.stdin.read() if str(file) == "-" else file.read_text("utf-8")
     return [line.strip() for line in text.splitlines() if line.strip()]
-
-
-_AGO = re.compile(r"(\d{1,6})([smhd])")
-_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
-
-
-def _moment(text: str) -> int:
-    """Milliseconds since the epoch of `2h` ago, or of a time in RFC 3339."""
-    ago = _AGO.fullmatch(text)
-    if ago is not None:
-        return time.time_ns() // 1_000_000 - int(ago[1]) * _SECONDS[ago[2]] * 1_000
-    try:
-        said = datetime.fromisoformat(text.replace("Z", "+00:00"))
-    except ValueError:
-        raise CliError(
-            f"--since {text[:40]!r} is neither 30s, 15m, 2h or 3d nor a time such as 2026-05-01T12:00Z"
-        ) from None
-    if said.tzinfo is None:
-        raise CliError(f"--since {text[:40]!r} says no zone: end it with Z or an offset such as +02:00")
-    return int(said.timestamp() * 1_000)

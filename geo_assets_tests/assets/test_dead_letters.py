@@ -14,8 +14,9 @@ from geo_assets.assets.dead_letters import OBSERVE_EVERY_MS, dead_letters, obser
 from geo_assets.assets.stack_resource import StackResource
 from geo_assets.catalog import DEAD_LETTERS
 from geo_assets.definitions import defs
+from geo_assets.events import topics
 from geo_assets.events.dead_letter import DeadLetter
-from geo_assets.services.dead_letters import now_ms, write_dead_letters
+from geo_assets.services.dead_letters import now_ms, scan_topic, write_dead_letters
 from geo_assets_tests.dagster_world import World, world
 from resources.event_log.protocol import LogUnavailable
 from sensors.dead_letter_counts import dead_letter_counts
@@ -92,3 +93,73 @@ def test_the_sensor_says_how_many_and_a_log_that_is_away_skips_it(here: World, m
 def test_its_rate_is_checked_under_the_name_it_had() -> None:
     keys = defs.resolve_asset_graph().asset_check_keys
     assert [key.asset_key for key in keys if key.name == "dead_letter_rate"] == [DEAD_LETTERS]
+
+
+# -- the job -------------------------------------------------------------------------------------------------------
+
+
+def broken_edit(here: World, number: int, source: str = "city") -> None:
+    """A dead letter of ingest whose payload is an edit."""
+    letter = DeadLetter.make(
+        reason="unknown_crs", stage="validate", explanation="no CRS", source=source, at_ms=now_ms(),
+        event_id=f"e{number}", payload=f'{{"type": "Feature", "id": {number}}}'.encode(), headers={"kind": "features", "source": source},
+    )  # fmt: skip
+    write_dead_letters(here.stack, [letter])
+
+
+def replay(here: World, **config: object):
+    return defs.resolve_job_def("replay_dead_letters").execute_in_process(
+        run_config={"ops": {"replay": {"config": config}}}, instance=here.instance, raise_on_error=False
+    )
+
+
+def said(result) -> dict[str, object]:
+    (event,) = [event for event in result.all_events if event.event_type_value == "STEP_OUTPUT"]
+    return {name: value.value for name, value in event.step_output_data.metadata.items()}
+
+
+def raw(here: World) -> list[str | None]:
+    return [record.headers.get("event-id") for record in scan_topic(here.stack.log, topics.RAW)]
+
+
+def test_the_job_sends_what_is_chosen_once(here: World) -> None:
+    for number in range(3):
+        broken_edit(here, number)
+    broken_edit(here, 3, source="other")
+    die(here, 4)
+
+    assert said(replay(here, reason="unknown_crs", source="city", dry_run=True)) == {
+        "chosen": 3, "left": 0, "to": "3 to raw", "sent": 0, "dry_run": True
+    }  # fmt: skip
+    assert raw(here) == []
+    assert said(replay(here, reason="unknown_crs", source="city", since="1h", limit=2))["sent"] == 2
+    assert said(replay(here, reason="unknown_crs", source="city"))["sent"] == 1
+    assert said(replay(here, reason="unknown_crs", source="city")) == {
+        "chosen": 0, "left": 0, "to": "nowhere", "sent": 0, "unfit": 0, "dry_run": False
+    }  # fmt: skip
+    assert raw(here) == ["e0", "e1", "e2"]
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, "name reason, source, stage or since, or say every: true"),
+        ({"reason": "bad luck"}, "reason 'bad luck' is none of schema"),
+        ({"since": "yesterday"}, "since 'yesterday' is neither"),
+        ({"since": "2026-05-01T12:00"}, "says no zone"),
+    ],
+)
+def test_the_job_refuses_a_choice_that_is_none(here: World, config: dict[str, object], expected: str) -> None:
+    result = replay(here, **config)
+    (event,) = [event for event in result.all_events if event.event_type_value == "STEP_FAILURE"]
+    assert expected in event.step_failure_data.user_failure_data.description
+
+
+def test_the_launchpad_offers_the_job_with_its_defaults(here: World) -> None:
+    from dagster import validate_run_config
+
+    job = defs.resolve_job_def("replay_dead_letters")
+    config = validate_run_config(job, {})["ops"]["replay"]["config"]
+    assert config == {
+        "reason": "", "source": "", "stage": "", "since": "", "every": False, "limit": 10_000, "dry_run": False
+    }  # fmt: skip
