@@ -11,6 +11,7 @@ from geo_assets.assets.geofence_triggers import geofence_triggers
 from geo_assets.assets.maintenance import maintenance, nightly_maintenance
 from geo_assets.assets.mend import mend
 from geo_assets.assets.repair import repair_coverage
+from geo_assets.assets.shadow import shadow_diff
 from geo_assets.assets.stack_resource import StackResource
 from geo_assets.assets.tiles import tiles
 from geo_assets.assets.tileset import tileset
@@ -56,6 +57,7 @@ defs = Definitions(
         build_tiles,
         backfill_region,
         publish_tileset,
+        shadow_diff,
         route_geofence_triggers,
         audit,
         observe_features,

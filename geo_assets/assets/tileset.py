@@ -165,8 +165,8 @@ def metadata_of(done: Published, tiles_url: str) -> dict[str, Any]:
         "ledger_commits": stamps["ledger"]["commits"],
         "seconds": round(done.seconds, 2),
         "objects_swept": done.swept,
-        "by_zoom": _table(("zoom", "tiles"), [(zoom, f"{count:,}") for zoom, count in counts["by_zoom"].items()]),
-        "files": _table(
+        "by_zoom": text_table(("zoom", "tiles"), [(zoom, f"{count:,}") for zoom, count in counts["by_zoom"].items()]),
+        "files": text_table(
             ("format", "object", "bytes", "sha256"),
             [(kind, file.object, f"{file.bytes:,}", file.sha256) for kind, file in version.files.items()],
         ),
@@ -178,10 +178,11 @@ def metadata_of(done: Published, tiles_url: str) -> dict[str, Any]:
 
 
 def _refused(fault: Exception, what: str, count: int, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Failure:
-    metadata = {f"{what}_tiles": count, what: _table(columns, rows)}
+    metadata = {f"{what}_tiles": count, what: text_table(columns, rows)}
     return Failure(str(fault), metadata=metadata, allow_retries=False)
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> MetadataValue:
+def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> MetadataValue:
+    """A table of texts for metadata."""
     schema = TableSchema([TableColumn(column, "string") for column in columns])
     return MetadataValue.table([TableRecord(dict(zip(columns, row, strict=True))) for row in rows], schema)

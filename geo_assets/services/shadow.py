@@ -290,7 +290,7 @@ def pictures_of(report: Report, most: int = WORST) -> list[Picture]:
     return [
         Picture(
             f"{one.tile}",
-            f"{_layers_text(one)}{one.before_bytes:,} → {one.after_bytes:,} bytes"
+            f"{_layers_text(one)}{_what_text(found)}{one.before_bytes:,} → {one.after_bytes:,} bytes"
             + (f"; {'; '.join(one.notes)}" if one.notes else ""),
             found,
         )
@@ -304,6 +304,12 @@ def _layers_text(one: TileReport) -> str:
         for layer, kinds in one.layers.items()
     ]
     return "; ".join(parts) + ("; " if parts else "")
+
+
+def _what_text(found: TileDifference) -> str:
+    """What changed most often in features that are on both sides."""
+    counted = Counter(name for change in found.changes for name in change.what)
+    return f"{', '.join(name for name, _ in counted.most_common(5))} changed; " if counted else ""
 
 
 def html_of(report: Report, most: int = WORST) -> str:
@@ -338,7 +344,7 @@ def facts_of(report: Report) -> list[tuple[str, str]]:
         ("out of date", f"{report.out_of_date:,} tiles, compared with what they would be now"),
         ("left out", f"{len(report.left_out):,} features cannot be encoded by the other recipe"),
         ("faults", "; ".join(report.faults[:5]) or "none"),
-        ("colours", "red: gone, green: come, of a changed feature both; grey: the same"),
+        ("colours", "red: gone; green: come; of a feature that moved both; blue: other attributes; grey: the same"),
     ]
 
 

@@ -24,7 +24,8 @@ HEAD = 40
 MOST_FEATURES = 6_000
 """Features drawn in a panel; the caption says how many were left out."""
 
-ADDED, REMOVED, SAME = "#178a3c", "#d2233c", "#c3c7cc"
+ADDED, REMOVED, VALUES, SAME = "#178a3c", "#d2233c", "#2456c9", "#c3c7cc"
+"""Green, red, blue and grey. A feature in the same place with other attributes is neither new nor gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ def _map(layers: Sequence[DecodedLayer]) -> tuple[str, int]:
 
 
 def _difference(found: TileDifference) -> tuple[str, int]:
-    """What is on both sides in grey, what went in red, what came in green; of a changed feature both."""
+    """Grey: the same. Red: gone, green: come, and of a feature that moved both. Blue: other attributes alone."""
     extents = {layer.name: layer.extent for layer in found.before}
     later = {layer.name: layer.extent for layer in found.after}
     moved = {id(feature) for change in found.changes for feature in change.after}
@@ -111,13 +112,15 @@ def _difference(found: TileDifference) -> tuple[str, int]:
     for changes, extent_of, colour in ((False, extents, REMOVED), (True, later, ADDED)):
         for change in found.changes:
             features = change.after if changes else change.before
-            if not features:
+            values_alone = change.kind == "changed" and "geometry" not in change.what
+            if not features or (values_alone and not changes):
                 continue
             if left <= 0:
                 missing += len(features)
                 continue
             left -= len(features)
-            parts.append(_drawn(features, extent_of[change.layer], colour, 0.18, 1.4))
+            shade = VALUES if values_alone else colour
+            parts.append(_drawn(features, extent_of[change.layer], shade, 0.18, 1.4))
     return "".join(parts), missing
 
 
