@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +18,16 @@ from starlette.responses import HTMLResponse
 from starlette.routing import Route
 
 from geo_assets.events import topics
+from geo_assets.services.fence_keeper import FenceKeeper
+from geo_assets.services.routing import options_of, route
 from geo_assets.services.tileserver.static import StaticFiles
+from geo_assets.stack import Stack
 from geo_assets.tiles.encode import TileFeatures, encode_tiles
 from geo_assets.tiles.layers import Layer, LayerSet
 from geo_assets.tiles.tile import Tile
 from geo_assets.tiles.workkey import tile_hash
+from geo_assets_tests.geofence_world import position
+from geo_assets_tests.resources.contract_event_log import read_all
 from geo_assets_tests.services.running import running
 from geo_assets_tests.services.tile_world import TileWorld
 from resources.event_log.protocol import NewRecord
@@ -268,7 +276,7 @@ def test_the_coverage_and_a_feature_explain_themselves(open_page: Callable[..., 
     assert link.startswith(world.settings.dagster_url)
     assert MIDDLE.key.replace(":", "%3A") in link
     world.ledger.mark([MIDDLE.key])
-    page.page.click(".switch")
+    page.page.click("label:has(#coverage-toggle)")
     page.until("() => !document.getElementById('legend').hidden")
     legend = page.page.inner_text("#legend").split()
     assert legend[legend.index("waiting") + 1] == "1"
@@ -331,3 +339,147 @@ def test_live_tiles_serves_a_map_of_another_origin(browser: Any, world: TileWorl
     ]
     page.evaluate("window.live.close()")
     page.close()
+
+
+def click(page: Page, *points: tuple[int, int]) -> None:
+    """Click places of the map one after the other, slowly enough to be no double click."""
+    for x, y in points:
+        page.page.mouse.move(x, y)
+        page.page.wait_for_timeout(60)
+        page.page.mouse.click(x, y)
+        page.page.wait_for_timeout(320)
+
+
+@contextmanager
+def routed(world: TileWorld) -> Iterator[None]:
+    """Positions are routed meanwhile, in a thread."""
+    stop = threading.Event()
+    options = replace(options_of(world.settings), idle_s=None)
+
+    def work() -> None:
+        with Stack(world.settings) as stack:
+            route(stack, options, stop=stop)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(30)
+
+
+def test_a_fence_drawn_by_mouse_is_crossed_by_a_device_and_the_trigger_is_listed(
+    open_page: Callable[..., Page], world: TileWorld
+) -> None:
+    page = open_page()
+    page.until("() => !document.getElementById('fences-empty').hidden")
+    assert page.page.inner_text("#fences-empty") == "No fences yet: draw one."
+    with routed(world):
+        page.page.click("[data-draw=area]")
+        page.until("() => document.getElementById('fence-title').textContent === 'New area'")
+        click(page, (500, 250), (700, 250), (700, 450), (500, 450), (500, 250))
+        page.until("() => !document.getElementById('fence-save').disabled")
+        page.page.fill("[name=name]", "Yard")
+        page.page.fill("[name=priority]", "7")
+        page.page.click("#fence-save")
+        page.until("() => document.getElementById('draw-note').textContent === 'In force.'")
+        assert page.page.inner_text("#fences-count") == "1"
+        (record,) = read_all(world.log, topics.FENCES)
+        saved = json.loads(record.value or b"")
+        assert (saved["name"], saved["priority"], record.headers["source"]) == ("Yard", 7, "demo")
+        outside, inside = (page.page.evaluate(f"() => geoAssets.map.unproject([{x}, 350])") for x in (420, 600))
+        start = time.time_ns() // 1_000_000
+        for step, (place, kind) in enumerate(((outside, "outside"), (inside, "inside"), (outside, "outside"))):
+            world.log.append([position("bus-18", start + step * 1000, place["lng"], place["lat"])])
+            page.until(f"() => document.getElementById('devices-{kind}').textContent === '1'")
+        page.until("() => document.querySelectorAll('#triggers li').length === 2")
+    rows = [row.split("\n") for row in page.page.locator("#triggers li").all_inner_texts()]
+    assert [[part for part in row if part][:3] for row in rows] == [
+        ["EXIT", "Yard", "bus-18"],
+        ["ENTER", "Yard", "bus-18"],
+    ]
+    page.page.evaluate("() => geoAssets.map.jumpTo({zoom: 13})")
+    page.page.click("#triggers li button")
+    page.until("() => geoAssets.map.getZoom() > 14")
+    assert page.faults == []
+
+
+def test_a_border_that_crosses_itself_is_refused_where_it_does_and_can_be_put_right(
+    open_page: Callable[..., Page], world: TileWorld
+) -> None:
+    page = open_page()
+    page.page.click("[data-draw=area]")
+    page.until("() => document.getElementById('fence-title').textContent === 'New area'")
+    click(page, (500, 250), (700, 450), (700, 250), (500, 450), (500, 250))
+    page.until("() => !document.getElementById('fence-save').disabled")
+    page.page.click("#fence-save")
+    page.until("() => !document.getElementById('fence-fault').hidden")
+    assert page.page.inner_text("#fence-fault") == "geometry the border crosses itself, where it is marked"
+    assert read_all(world.log, topics.FENCES) == []
+    page.page.fill("[name=priority]", "12")
+    page.page.click("#fence-save")
+    page.until("() => document.querySelector('[name=priority]').getAttribute('aria-invalid') === 'true'")
+    assert "limit: <= 9" in page.page.inner_text("#fence-fault")
+    page.page.click("#fence-cancel")
+    assert page.page.is_hidden("#fence-form")
+    assert [fault for fault in page.faults if "status of 4" not in fault] == []
+
+
+def test_a_circle_and_a_corridor_are_drawn_and_a_circle_is_changed_and_deleted(
+    open_page: Callable[..., Page], world: TileWorld
+) -> None:
+    page = open_page()
+    keeper = FenceKeeper(lambda: Stack(world.settings))
+    keeper.start()
+    try:
+        page.page.click("[data-draw=circle]")
+        page.until("() => document.getElementById('fence-title').textContent === 'New circle'")
+        click(page, (600, 300), (650, 300))
+        page.until("() => Number(document.querySelector('[name=radius_m]').value) > 0")
+        page.page.fill("[name=radius_m]", "120")
+        page.page.fill("[name=name]", "Round")
+        page.page.click("#fence-save")
+        page.until("() => document.getElementById('draw-note').textContent === 'In force.'")
+        page.page.click("[data-draw=corridor]")
+        click(page, (450, 550), (600, 520), (750, 560), (750, 560))
+        page.until("() => !document.getElementById('fence-save').disabled")
+        page.page.fill("[name=width_m]", "30")
+        page.page.click("#fence-save")
+        page.until("() => document.getElementById('draw-note').textContent === 'In force.'")
+        said = [json.loads(record.value or b"") for record in read_all(world.log, topics.FENCES)]
+        circle, corridor = sorted(said, key=lambda event: event["geometry"]["type"], reverse=True)
+        assert (circle["geometry"]["type"], circle["radius_m"]) == ("Point", 120)
+        assert (corridor["geometry"]["type"], corridor["width_m"]) == ("LineString", 30)
+        page.page.mouse.click(600, 300)
+        page.page.click(".popup button")
+        assert page.page.input_value("[name=radius_m]") == "120"
+        page.page.fill("[name=name]", "Rounder")
+        page.page.click("#fence-save")
+        page.until("() => document.getElementById('draw-note').textContent === 'In force.'")
+        changed = max(
+            (json.loads(r.value or b"") for r in read_all(world.log, topics.FENCES)), key=lambda e: e.get("name", "")
+        )
+        assert (changed["id"], changed["name"], changed["radius_m"]) == (circle["id"], "Rounder", 120)
+        assert changed["geometry"]["coordinates"] == pytest.approx(circle["geometry"]["coordinates"], abs=1e-7)
+        page.page.mouse.click(600, 300)
+        page.page.click(".popup button")
+        page.page.click("#fence-delete")
+        page.until("() => document.getElementById('draw-note').textContent === 'Deleted.'")
+        assert page.page.inner_text("#fences-count") == "1"
+        assert page.faults == []
+    finally:
+        keeper.stop()
+
+
+def test_rule_12_a_server_that_shows_no_devices_shows_fences_alone(browser: Any, tmp_path: Path) -> None:
+    world = TileWorld(tmp_path / "public", LAYERS, device_view=False, draw_fences=False)
+    with world.served() as client:
+        page = browser.new_page()
+        page.goto(str(client.base_url))
+        page.wait_for_selector("#devices-off:visible")
+        for hidden in ("#devices-layer", "#triggers-layer", "#triggers-tab", "#draw-box"):
+            assert page.is_hidden(hidden)
+        page.wait_for_selector("#fences-empty:visible")
+        page.close()
+    world.close()

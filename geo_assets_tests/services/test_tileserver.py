@@ -549,9 +549,10 @@ def test_the_server_keeps_what_its_openapi_document_promises(world: TileWorld, c
 
     world.publish(HERE, DATA)
     # A stream never ends; its parameters are tested by themselves.
-    schema = schemathesis.openapi.from_url(f"{client.base_url}/openapi.json").exclude(path="/events")
+    schema = schemathesis.openapi.from_url(f"{client.base_url}/openapi.json").exclude(path=["/events", "/live"])
     schema.config.base_url = str(client.base_url).rstrip("/")
     tested = 0
+    loose = ("/coverage", "/fences.geojson", "/fences")
     for found in schema.get_all_operations():
         operation = found.ok()
 
@@ -561,12 +562,12 @@ def test_the_server_keeps_what_its_openapi_document_promises(world: TileWorld, c
             suppress_health_check=list(HealthCheck), derandomize=True,
         )  # fmt: skip
         def keeps(case: Any) -> None:
-            # That a box is not upside down and not too wide, no schema can say.
-            case.call_and_validate(excluded_checks=[positive_data_acceptance] if case.path == "/coverage" else [])
+            # That a box is not upside down and not too wide, or that a page of the server asks, no schema can say.
+            case.call_and_validate(excluded_checks=[positive_data_acceptance] if case.path in loose else [])
 
         keeps()
         tested += 1
-    assert tested == 8
+    assert tested == 16
 
 
 def test_the_tile_server_loads_without_dagster_or_a_geometry_library() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from geo_assets.events.models import FenceEvent
 from geo_assets.services import openapi as oa
 from geo_assets.services.problems import MEDIA_TYPE as PROBLEM
 from geo_assets.services.tileserver import models, published_api
+from geo_assets.services.tileserver.fences import MOST_FENCES
 from geo_assets.tiles.tile import MAX_ZOOM
 
 JSON: Final = "application/json"
@@ -135,6 +137,75 @@ def operations(max_zoom: int) -> list[oa.Operation]:
         ),
         oa.Operation(
             "get",
+            "/fences.geojson",
+            "getFences",
+            "The standing fences of a box, as they judge positions",
+            {
+                200: oa.Answer(
+                    "The fences.",
+                    {"application/geo+json": models.FenceCollection},
+                    {"ETag": "Weak entity tag of the set and the question."},
+                ),
+                304: oa.Answer("The client has them."),
+                400: _problem("A parameter is malformed."),
+                503: unavailable,
+            },
+            tag="geofences",
+            parameters=[
+                oa.Parameter("bbox", "query", _BOX, _BOX_SCHEMA),
+                oa.Parameter(
+                    "limit",
+                    "query",
+                    "Most fences; of more, the largest.",
+                    {"type": "integer", "minimum": 1, "maximum": MOST_FENCES},
+                ),
+            ],
+        ),
+        oa.Operation(
+            "post",
+            "/fences",
+            "saveFence",
+            "Save a fence that was drawn on the page, or delete one",
+            {
+                202: oa.Answer("In the log.", {JSON: models.SavedFence}),
+                400: _problem("A member is at fault."),
+                403: _problem("Not from the server's own page, of another source, or the server takes no fences."),
+                404: _problem("A deletion of what is not there."),
+                408: _problem("The body stopped coming."),
+                409: _problem("The fence has a higher version of its own upstream."),
+                413: _problem("Larger than what is drawn by hand."),
+                415: _problem("Not JSON in UTF-8."),
+                422: _problem("It is no fence: `field`, `value` and `limit` say why."),
+                503: unavailable,
+            },
+            description="For the map page alone: no secret is asked for, but the Origin must be the server's own, and "
+            "`GEO_ASSETS_DRAW_FENCES` must allow it. Other programs sign and post to the edge.",
+            tag="geofences",
+            request={JSON: FenceEvent, "application/geo+json": FenceEvent},
+        ),
+        oa.Operation(
+            "get",
+            "/live",
+            "getLive",
+            "Devices, triggers and changes of fences (server-sent events), for the map page",
+            {
+                200: oa.Answer(
+                    "`fences` carries FencesChanged, `devices` Devices (three times a second at most), `triggers` "
+                    "Triggers.",
+                    {"text/event-stream": {"type": "string"}},
+                ),
+                400: _problem("A parameter is malformed."),
+                403: _problem("Not from the server's own page, or the server shows no devices."),
+                503: _problem("Every place is taken."),
+            },
+            tag="geofences",
+            parameters=[
+                oa.Parameter("show", "query", "What to tell, comma separated: fences, devices, triggers.", _TEXT),
+                oa.Parameter("bbox", "query", "Devices outside it are not told. " + _BOX, _BOX_SCHEMA),
+            ],
+        ),
+        oa.Operation(
+            "get",
             "/page.json",
             "getPageConfig",
             "What the map page must know",
@@ -184,7 +255,7 @@ def openapi(url: str, version: str, max_zoom: int) -> dict[str, Any]:
         "geo_assets tile server",
         version,
         operations(max_zoom),
-        description="Tiles as the ledger names them, and a stream of what changed.",
-        models=[models.TileChange],
+        description="Tiles as the ledger names them, a stream of what changed, and the geofences above them.",
+        models=[models.TileChange, models.FencesChanged, models.Devices, models.Triggers],
         servers=[url],
     )
