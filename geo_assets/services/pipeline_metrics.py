@@ -134,6 +134,12 @@ def of_ledger(stack: Stack) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "oldest_dirty_seconds", "How long the longest-waiting tile waits.", value=_age_s(counts.oldest_dirty_ms, now_s)
     )
+    # A backfill may take hours, and nobody waits for it as for an edit.
+    live = stack.ledger.dirty(1, kind="live", unleased=False)
+    yield GaugeMetricFamily(
+        "oldest_live_dirty_seconds", "How long the edit waits that has waited longest for its tile.",
+        value=_age_s(live[0].dirty_since_ms, now_s) if live else 0.0,
+    )  # fmt: skip
     yield GaugeMetricFamily("given_up_tiles", "Tiles whose builds failed too often.", value=counts.given_up)
     ages: dict[tuple[str, ...], float] = {}
     for duty in _DUTIES:
