@@ -16,7 +16,9 @@ import httpx
 import pytest
 import shapely
 
+from geo_assets.geofence.triggers import NAMES
 from geo_assets.tiles.tile import Tile
+from geo_assets_tests.geofence_world import seen
 from geo_assets_tests.ordeal import LAYERS, ordeal
 from geo_assets_tests.running_platform import Listener, Platform, free_ports, paths, running, until
 from geo_assets_tests.stacks import STACKS, environment_of
@@ -289,6 +291,39 @@ def test_selected_partitions_materialized_in_the_ui_are_reported(up: Platform) -
         shown = materialization(up, key)
         assert shown is not None
         assert shown["outcome"] == "skipped"
+
+
+ROUTING = """
+{ runsOrError(filter: {pipelineName: "route_geofence_triggers"}) {
+    ... on Runs { results { status tags { key value } } } } }
+"""
+
+
+@pytest.mark.parametrize("up", ["production"], indirect=True)
+def test_positions_have_the_sensor_start_a_routing_run_and_their_triggers_come(up: Platform) -> None:
+    lon, lat, half = 25.31, 60.31, 0.002
+    ring = [[lon + x * half, lat + y * half] for x, y in ((-1, -1), (1, -1), (1, 1), (-1, 1), (-1, -1))]
+    depot = {"type": "Feature", "id": "depot", "version": 1, "geometry": {"type": "Polygon", "coordinates": [ring]}}
+    up.post(depot, "--kind", "fences")
+
+    def at(east: float) -> list[tuple[str, str]]:
+        """Say where the device is, and look what was told of it."""
+        now = time.time_ns() // 1_000_000
+        fix = {"device_id": "bus-18", "lon": lon + east * half, "lat": lat, "event_time_ms": now}
+        up.post(fix, "--kind", "positions")
+        with up.stack() as stack:
+            return [(t.fence_id, NAMES[t.state]) for t in seen(stack).get("bus-18", [])]
+
+    at(3.0)
+    # Until the run has begun, and the fence is in force, it says so again and again.
+    entered = until(lambda: at(0.0), 120, "ENTER", every=1.0)
+    left = until(lambda: len(told := at(3.0)) == 2 and told, 60, "EXIT", every=1.0)
+    assert [state for _, state in left] == ["ENTER", "EXIT"]
+    assert "depot" in entered[0][0]
+    assert left[0][0] == left[1][0] == entered[0][0]
+    found = up.graphql(ROUTING)["runsOrError"]["results"]
+    assert found
+    assert all({"key": "dagster/sensor_name", "value": "geofence_positions"} in run["tags"] for run in found)
 
 
 def test_a_second_up_in_the_same_home_is_refused_in_one_line(up: Platform) -> None:
