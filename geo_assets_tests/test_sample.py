@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from geo_assets import configuration
+from geo_assets.events import topics
 from geo_assets.services import engines
 from geo_assets.services.build import TileBuilder
 from geo_assets.services.build_worker import boxes_of
+from geo_assets.services.fences import FenceBook
 from geo_assets.services.sample import IMPORTED, ensure
 from geo_assets.tiles.encode import TileFeatures, encode_tiles
 from geo_assets.tiles.tile import Tile
@@ -104,6 +106,22 @@ def test_rule_6_bytes_are_the_same_when_rows_are_shuffled(city: SampleWorld) -> 
         )
         for key, encoded in zip(part, encode_tiles(shuffled, city.stack.layers), strict=True):
             assert encoded.data == city.tile(key), key
+
+
+def test_the_fences_of_the_sample_are_features_and_in_force(city: SampleWorld) -> None:
+    assert city.stack.features.counts().by_layer["fences"] == 16
+    assert FenceBook(city.stack).fold().fences == 16
+    assert city.letters() == []
+
+
+def test_a_home_whose_layers_know_no_fences_gets_those_of_the_sample_once(tmp_path: Path) -> None:
+    world = World(tmp_path / "home")
+    world.stack.ledger.set_value(IMPORTED, "")
+    for _ in range(2):
+        ensure(world.settings, lambda _: None, threading.Event())
+    assert sum(extent.end for extent in world.stack.log.extents(topics.FENCES).values()) == 16
+    assert FenceBook(world.stack).fold().fences == 16
+    world.close()
 
 
 def test_importing_the_sample_again_changes_nothing(city: SampleWorld) -> None:
