@@ -36,6 +36,10 @@ STANDBY_S = 60.0
 PATIENCE_S = (10.0, 300.0)
 """After a run that failed, how long the next one waits: twice as long with each in a row, between these."""
 
+SOON_S = 60.0
+"""Only a run that failed so soon counts as failed. One that went on for longer could work, and was killed or evicted:
+the next one is asked for at once, however often that happens."""
+
 LOOKED_AT = 8
 """Newest runs looked at."""
 
@@ -55,6 +59,13 @@ class Routing:
     status: DagsterRunStatus
     started_s: float | None
     ended_s: float | None
+
+    @property
+    def useless(self) -> bool:
+        """Whether it failed, and soon: the next one may fail as well."""
+        if self.status not in FAILED:
+            return False
+        return self.started_s is None or self.ended_s is None or self.ended_s - self.started_s < SOON_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +119,7 @@ def plan(runs: Sequence[Routing], waiting: Waiting, run_s: float, now_s: float) 
     if not why:
         return False, "nothing waits"
     failed = 0
-    while failed < len(runs) and runs[failed].status in FAILED:
+    while failed < len(runs) and runs[failed].useless:
         failed += 1
     if failed:
         patience_s = min(PATIENCE_S[1], PATIENCE_S[0] * 2 ** (failed - 1))

@@ -77,6 +77,13 @@ def test_runs_that_fail_in_a_row_are_asked_for_ever_less_often() -> None:
     assert not asks([failed(299)] * 8)
 
 
+def test_runs_that_worked_for_a_while_and_were_killed_are_followed_at_once() -> None:
+    killed = Routing(DagsterRunStatus.FAILURE, NOW - 120, NOW - 1)
+    assert asks([killed] * 8)
+    assert asks([failed(11), killed, failed(200)])
+    assert not asks([failed(5), killed])
+
+
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     with world(tmp_path, monkeypatch, geofence_idle_s=0.5) as made:
