@@ -29,6 +29,7 @@ from geo_assets.stack import Stack
 from geo_assets_tests.geofence_world import post_fences
 from geo_assets_tests.real_services import settings_of
 from geo_assets_tests.resources.kafka_broker import GuardedKafka, started
+from geo_assets_tests.running_platform import Platform, running
 from geo_assets_tests.services.geofence_ordeal import (
     LATENESS_MS,
     MOVING,
@@ -38,6 +39,7 @@ from geo_assets_tests.services.geofence_ordeal import (
     Keeper,
     Mover,
     Poster,
+    Route,
     Watcher,
     judge,
     moving_fence,
@@ -122,8 +124,10 @@ class Ordeal:
         watcher = Watcher(stack)
         try:
             keeper.keep()
-            until(lambda: self.epoch, 150, "the first run begins")
             self.poster = Poster(stack, records, self._a_second)
+            # The sensor asks for no run before there is a position.
+            self.poster.allow(1)
+            until(lambda: self.epoch, 150, "the first run begins")
             self.mover = Mover(stack, self._fences_every_s)
             for number, blow in enumerate(self.blows.order):
                 share = int((number + 0.5) / len(self.blows.order) * len(records))
@@ -249,8 +253,11 @@ def ordeal(
 ) -> Found:
     """One with `geo-assets route` in processes of their own."""
     journey = Journey(devices, fixes, time.time_ns() // 1_000_000 - fixes * STEP_MS)
-    keeper = Keeper(environment, folder / "route.log")
-    with Stack(settings_from(environment)) as stack:
+    return strike(Keeper(environment, folder / "route.log"), blows, journey, a_second, fences_every_s)
+
+
+def strike(keeper: Keeper, blows: Blows, journey: Journey, a_second: float, fences_every_s: float) -> Found:
+    with Stack(settings_from(keeper.environment)) as stack:
         one = Ordeal(stack, keeper, blows, journey, a_second=a_second, fences_every_s=fences_every_s)
         found = one.run()
     # Half a second on an idle machine. The lease of a run that does not let go of it runs out after five.
@@ -342,3 +349,50 @@ def test_rule_2_two_hundred_thousand_positions_ten_kills_and_three_locks_of_the_
     environment = environment_in(tmp_path)
     blows = Blows(MANY, locks_of(tmp_path / "home" / "event-log.db", 12.0))
     ordeal(environment, tmp_path, blows, devices=200, fixes=1_000, a_second=1_500, fences_every_s=1.0)
+
+
+class Daemon(Keeper):
+    """The runs of `geo-assets up`, which the sensor asks for and the daemon starts."""
+
+    def __init__(self, platform: Platform) -> None:
+        super().__init__(platform.environment, platform.home)
+        self._platform = platform
+
+    def keep(self) -> Route:
+        assert self._platform.process is not None
+        assert self._platform.process.poll() is None, self._platform.text[-4_000:]
+        return None  # type: ignore[return-value]
+
+    def kill(self, following: Route | None = None) -> None:
+        from geo_assets_tests.ordeal import processes
+        from sensors.geofence_positions import SOON_S
+
+        found = until(lambda: processes(self._platform, "run"), 150, "a run is alive")
+        # One that is killed soon after it began counts as failed, and the sensor bides its time.
+        started = min(process.create_time() for process in found)
+        time.sleep(max(0.0, started + SOON_S + 5.0 - time.time()))
+        for process in found:
+            process.kill()
+        self.kills += 1
+
+    def end(self) -> None:
+        assert self._platform.stop() == 0
+
+    def close(self) -> None:
+        return
+
+
+@pytest.mark.soak
+@pytest.mark.service("kafka", "redis", "postgres", "s3")
+@pytest.mark.timeout(7_200)
+def test_rule_2_two_hundred_thousand_positions_and_ten_killed_runs_of_the_sensor_s(
+    broker: GuardedKafka, tmp_path: Path
+) -> None:
+    order = ["kill", "outage", "kill", "kill", "kill in an outage", "kill", "kill", "kill", "kill in an outage",
+             "kill", "kill"]  # fmt: skip
+    with (
+        production_with(broker, tmp_path) as environment,
+        running(tmp_path / "home", **environment) as platform,
+    ):
+        journey = Journey(200, 1_000, time.time_ns() // 1_000_000 - 1_000 * STEP_MS)
+        strike(Daemon(platform), Blows(order, outages_of(broker, 5.0)), journey, 1_500, 5.0)
