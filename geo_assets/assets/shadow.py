@@ -27,7 +27,7 @@ from geo_assets.services.tileset.regions import region_of
 SHOWN = 50
 """Rows of the table of tiles; the report in the tile store has all."""
 
-PICTURE_BYTES = 120_000
+PICTURE_BYTES = 250_000
 """Most bytes of the picture in a run's metadata, which Dagster keeps in its event log; base64 adds a third."""
 
 

@@ -320,9 +320,10 @@ def html_of(report: Report, most: int = WORST) -> str:
 def svg_of(report: Report, *, most: int = WORST, limit_bytes: int) -> str | None:
     """The worst tiles as one SVG, as many as fit into so many bytes; None where nothing differs or none fits."""
     for count in range(min(most, len(report.worst)), 0, -1):
-        drawn = svg(pictures_of(report, count))
-        if len(drawn.encode()) <= limit_bytes:
-            return drawn
+        for steps in (2, 1):
+            drawn = svg(pictures_of(report, count), steps=steps)
+            if len(drawn.encode()) <= limit_bytes:
+                return drawn
     return None
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from geo_assets.tiles.decode import DecodedFeature, DecodedLayer
+from geo_assets.tiles.decode import DecodedFeature, DecodedLayer, decode
+from geo_assets.tiles.difference import feature_id
 
 if TYPE_CHECKING:
     from geo_assets.tiles.difference import TileDifference
@@ -37,10 +38,10 @@ class Picture:
     difference: TileDifference
 
 
-def svg(pictures: Sequence[Picture]) -> str:
-    """All pictures below each other, as one SVG."""
+def svg(pictures: Sequence[Picture], *, steps: int = 2) -> str:
+    """All pictures below each other, as one SVG; corners lie on `steps` places a pixel."""
     width, height = 3 * SIDE + 4 * GAP, len(pictures) * (SIDE + HEAD + GAP) + GAP
-    rows = "".join(_row(picture, GAP + index * (SIDE + HEAD + GAP)) for index, picture in enumerate(pictures))
+    rows = "".join(_row(picture, GAP + index * (SIDE + HEAD + GAP), steps) for index, picture in enumerate(pictures))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
         'font-family="system-ui, sans-serif" font-size="12"><rect width="100%" height="100%" fill="#ffffff"/>'
@@ -63,12 +64,13 @@ def page(title: str, summary: Sequence[tuple[str, str]], pictures: Sequence[Pict
     )
 
 
-def _row(picture: Picture, top: int) -> str:
+def _row(picture: Picture, top: int, steps: int) -> str:
     found = picture.difference
+    before, after = decode(found.before), decode(found.after)
     panels = (
-        ("before", _map(found.before)),
-        ("after", _map(found.after)),
-        ("difference", _difference(found)),
+        ("before", _map(before, steps)),
+        ("after", _map(after, steps)),
+        ("difference", _difference(found, before, after, steps)),
     )
     parts = [
         f'<text x="{GAP}" y="{top + 13}" font-weight="600" font-size="14">{escape(picture.title)}</text>',
@@ -87,27 +89,29 @@ def _row(picture: Picture, top: int) -> str:
     return "".join(parts)
 
 
-def _map(layers: Sequence[DecodedLayer]) -> tuple[str, int]:
+def _map(layers: Sequence[DecodedLayer], steps: int) -> tuple[str, int]:
     left = MOST_FEATURES
     parts: list[str] = []
     for layer in layers:
         shown = layer.features[:left]
         left -= len(shown)
-        parts.append(_drawn(shown, layer.extent, _colour(layer.name), 0.35, 0.8))
+        parts.append(_drawn(shown, layer.extent, _colour(layer.name), 0.35, 0.8, steps))
     return "".join(parts), sum(len(layer.features) for layer in layers) - (MOST_FEATURES - left)
 
 
-def _difference(found: TileDifference) -> tuple[str, int]:
+def _difference(
+    found: TileDifference, before: Sequence[DecodedLayer], after: Sequence[DecodedLayer], steps: int
+) -> tuple[str, int]:
     """Grey: the same. Red: gone, green: come, and of a feature that moved both. Blue: other attributes alone."""
-    extents = {layer.name: layer.extent for layer in found.before}
-    later = {layer.name: layer.extent for layer in found.after}
-    moved = {id(feature) for change in found.changes for feature in change.after}
+    extents = {layer.name: layer.extent for layer in before}
+    later = {layer.name: layer.extent for layer in after}
+    moved = {(change.layer, change.id) for change in found.changes}
     left = MOST_FEATURES
     parts: list[str] = []
-    for layer in found.after:
-        same = [feature for feature in layer.features if id(feature) not in moved][:left]
+    for layer in after:
+        same = [feature for feature in layer.features if (layer.name, feature_id(feature)) not in moved][:left]
         left -= len(same)
-        parts.append(_drawn(same, layer.extent, SAME, 0.25, 0.5))
+        parts.append(_drawn(same, layer.extent, SAME, 0.25, 0.5, steps))
     missing = 0
     for changes, extent_of, colour in ((False, extents, REMOVED), (True, later, ADDED)):
         for change in found.changes:
@@ -120,7 +124,7 @@ def _difference(found: TileDifference) -> tuple[str, int]:
                 continue
             left -= len(features)
             shade = VALUES if values_alone else colour
-            parts.append(_drawn(features, extent_of[change.layer], shade, 0.18, 1.4))
+            parts.append(_drawn(features, extent_of[change.layer], shade, 0.18, 1.4, steps))
     return "".join(parts), missing
 
 
@@ -129,12 +133,12 @@ def _colour(layer: str) -> str:
     return f"hsl({hue} 55% 42%)"
 
 
-def _drawn(features: Iterable[DecodedFeature], extent: int, colour: str, fill: float, width: float) -> str:
+def _drawn(features: Iterable[DecodedFeature], extent: int, colour: str, fill: float, width: float, steps: int) -> str:
     areas: list[str] = []
     lines: list[str] = []
     dots: dict[str, None] = {}
     for feature in features:
-        paths = [_pixels(path, extent) for path in feature.paths]
+        paths = [_pixels(path, extent, steps) for path in feature.paths]
         if feature.geometry_type == "Point":
             dots.update(dict.fromkeys(f"M{path[0]}h0" for path in paths if path))
             continue
@@ -159,20 +163,15 @@ def _drawn(features: Iterable[DecodedFeature], extent: int, colour: str, fill: f
     return (shapes if parts else "") + strokes + points
 
 
-def _pixels(path: Sequence[tuple[int, int]], extent: int) -> list[str]:
-    """Corners in half pixels, repeated ones left out."""
-    scale = 2 * SIDE / extent
+def _pixels(path: Sequence[tuple[int, int]], extent: int, steps: int) -> list[str]:
+    """Corners in pixels, rounded to `steps` places each; repeated ones left out."""
+    scale = steps * SIDE / extent
     found: list[str] = []
     for x, y in path:
-        corner = f"{_half(x * scale)},{_half(y * scale)}"
+        corner = f"{round(x * scale) / steps:g},{round(y * scale) / steps:g}"
         if not found or corner != found[-1]:
             found.append(corner)
     return found
-
-
-def _half(value: float) -> str:
-    whole = round(value)
-    return str(whole // 2) if whole % 2 == 0 else str(whole / 2)
 
 
 def _path(corners: list[str], closed: bool) -> str:

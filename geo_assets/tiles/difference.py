@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from geo_assets.tiles.decode import DecodedFeature, DecodedLayer, decode
+from geo_assets.tiles.tileset import layer_messages
 
 Kind = Literal["added", "removed", "changed"]
 
@@ -45,14 +46,14 @@ class TileDifference:
     Args:
         changes: Features, by layer and id.
         notes: What else does: another extent, or the same features in other bytes.
-        before: Layers of the first version.
-        after: Layers of the second.
+        before: The first version, uncompressed.
+        after: The second.
     """
 
     changes: tuple[FeatureChange, ...]
     notes: tuple[str, ...]
-    before: tuple[DecodedLayer, ...]
-    after: tuple[DecodedLayer, ...]
+    before: bytes
+    after: bytes
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Layer -> kind -> features."""
@@ -73,8 +74,9 @@ def difference(before: bytes, after: bytes) -> TileDifference:
     Raises:
         DecodeError: One is no tile.
     """
-    one = {layer.name: layer for layer in decode(before)}
-    other = {layer.name: layer for layer in decode(after)}
+    same = set(layer_messages(before)) & set(layer_messages(after))
+    one = {layer.name: layer for layer in _decoded(before, same)}
+    other = {layer.name: layer for layer in _decoded(after, same)}
     changes: list[FeatureChange] = []
     notes: list[str] = []
     for name in sorted({*one, *other}):
@@ -87,7 +89,12 @@ def difference(before: bytes, after: bytes) -> TileDifference:
             notes.append(f"layer {name}: the same features in another order")
     if before != after and not changes and not notes:
         notes.append("the same features in other bytes")
-    return TileDifference(tuple(changes), tuple(notes), tuple(one.values()), tuple(other.values()))
+    return TileDifference(tuple(changes), tuple(notes), before, after)
+
+
+def _decoded(data: bytes, left_out: set[bytes]) -> list[DecodedLayer]:
+    """Layers but those whose bytes are among `left_out`: decoding is what a comparison costs."""
+    return decode(b"".join(message for message in layer_messages(data) if message not in left_out))
 
 
 def _changes(layer: str, before: Sequence[DecodedFeature], after: Sequence[DecodedFeature]) -> list[FeatureChange]:
@@ -107,14 +114,15 @@ def _changes(layer: str, before: Sequence[DecodedFeature], after: Sequence[Decod
 def _by_id(features: Sequence[DecodedFeature]) -> dict[int | str, tuple[DecodedFeature, ...]]:
     found: dict[int | str, tuple[DecodedFeature, ...]] = {}
     for position, feature in enumerate(features):
-        number = _id_of(feature)
+        number = feature_id(feature)
         if number is None:
             number = f"number {position + 1} in the layer, without an id"
         found[number] = (*found.get(number, ()), feature)
     return found
 
 
-def _id_of(feature: DecodedFeature) -> int | str | None:
+def feature_id(feature: DecodedFeature) -> int | str | None:
+    """A feature's id as the map has it; None where it has none."""
     if feature.id is not None:
         return feature.id
     names = [name for name in feature.properties if name.endswith(ID_PROPERTY) and not name.strip("_id")]

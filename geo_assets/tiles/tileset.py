@@ -101,6 +101,23 @@ def glance(data: bytes) -> list[tuple[str, list[str], int]]:
     return found
 
 
+def layer_messages(data: bytes) -> list[bytes]:
+    """The layers of a tile as they are in it, each a tile of its own.
+
+    Args:
+        data: Uncompressed MVT.
+
+    Raises:
+        DecodeError: The bytes are no tile.
+    """
+    try:
+        ends = [end for number, _, end in _parts(data, 0, len(data)) if number == 3]
+    except IndexError as error:
+        raise DecodeError(f"tile: {error}") from error
+    # Fields that are no layer stay with the layer behind them, as part of what tells two tiles apart.
+    return [data[start:end] for start, end in zip([0, *ends], [*ends[:-1], len(data)], strict=False)] if ends else []
+
+
 def _parts(data: bytes, position: int, end: int) -> Iterable[tuple[int, int, int]]:
     """Field number, first and last byte of each length-delimited field of a message; others are passed over.
 
