@@ -35,8 +35,9 @@ from dagster._core.instance import RUNLESS_JOB_NAME, RUNLESS_RUN_ID
 
 from geo_assets.links import map_url
 from geo_assets.partitions import PartitionZooms
+from geo_assets.settings import Settings
 from geo_assets.tiles.tile import Tile
-from resources.ledger.protocol import Owed
+from resources.ledger.protocol import Ledger, Owed
 
 TILES = AssetKey("tiles")
 FEATURES = AssetKey("features")
@@ -268,6 +269,20 @@ def _partition_materialization(
 
 def _number(value: object) -> float:
     return value if isinstance(value, int | float) else 0
+
+
+def pay_owed(ledger: Ledger, instance: DagsterInstance, settings: Settings, *, limit: int, min_age_ms: int) -> int:
+    """Report commits whose builder died before it could, and pay their catalog duties; how many."""
+    rows = ledger.owed("catalog", limit, min_age_ms=min_age_ms)
+    if not rows:
+        return 0
+    register_partitions(instance, (row.key for row in rows), settings.partitions)
+    events = (
+        owed_materialization(row, tiles_url=settings.tiles_url, image_digest=settings.image_digest) for row in rows
+    )
+    report_materializations(instance, by_partition(events, settings.partitions, tiles_url=settings.tiles_url))
+    ledger.pay([row.id for row in rows])
+    return len(rows)
 
 
 REGISTER_KEYS = 10_000

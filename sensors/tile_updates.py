@@ -327,7 +327,9 @@ def tick(stack: Stack, instance: DagsterInstance, now_ms: int | None = None) -> 
     done = Tick()
     opened = _look_after(stack, instance, now_ms, done)
     done.announced = sweep_announcements(stack)
-    done.reported = _pay_catalog(stack, instance)
+    done.reported = catalog.pay_owed(
+        stack.ledger, instance, stack.settings, limit=CATALOG_ROWS, min_age_ms=CATALOG_AGE_MS
+    )
     _mark(stack, now_ms, done)
     _request_repair(stack, instance, done)
     opened += _take(stack, done)
@@ -396,22 +398,6 @@ def _charge(stack: Stack, key: str) -> bool:
         # Written before the ledger gives it up: a crash in between writes it twice, under the same id.
         write_dead_letters(stack, [tile_dead_letter(key, LOST, limit, state.wanted)])
     return key in stack.ledger.fail([Failure(key, state.wanted, LOST)], max_attempts=limit)
-
-
-def _pay_catalog(stack: Stack, instance: DagsterInstance) -> int:
-    rows = stack.ledger.owed("catalog", CATALOG_ROWS, min_age_ms=CATALOG_AGE_MS)
-    if not rows:
-        return 0
-    settings = stack.settings
-    catalog.register_partitions(instance, (row.key for row in rows), settings.partitions)
-    events = (
-        catalog.owed_materialization(row, tiles_url=settings.tiles_url, image_digest=settings.image_digest)
-        for row in rows
-    )
-    entries = catalog.by_partition(events, settings.partitions, tiles_url=settings.tiles_url)
-    catalog.report_materializations(instance, entries)
-    stack.ledger.pay([row.id for row in rows])
-    return len(rows)
 
 
 def _mark(stack: Stack, now_ms: int, done: Tick) -> None:

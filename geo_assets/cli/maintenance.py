@@ -1,4 +1,4 @@
-"""`geo-assets maintenance`: delete what is past its time now, instead of at night."""
+"""`geo-assets maintenance` and `geo-assets mend`: delete what is past its time, and end what nobody ended."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from geo_assets.cli.answers import CliError, open_home, out
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the commands."""
     app.command(rich_help_panel="Mend")(maintenance)
+    app.command(rich_help_panel="Mend")(mend)
 
 
 def maintenance(
@@ -45,3 +46,47 @@ def maintenance(
         if count:
             table.add_row(name, f"{count:,}")
     out.print(table if table.rows else "nothing is past its time")
+
+
+def mend(
+    dry_run: bool = typer.Option(False, "--dry-run", help="Say what is half done; change nothing."),
+    grace: float = typer.Option(900.0, "--grace", min=0, help="Seconds for which something must have been left alone."),
+) -> None:
+    """End what somebody began and nobody ended: dead leases, unpaid outbox rows, orphaned objects, stuck manifests.
+
+    It is what the check `half_done` finds, and what the job `mend` does. Again does no harm.
+    """
+    from rich.table import Table
+
+    from geo_assets import dagster_home
+    from geo_assets.services import half_done
+    from geo_assets.services.status import moment
+
+    with open_home() as stack:
+        found = half_done.find(stack, grace_ms=int(grace * 1000))
+        if not found:
+            out.print("nothing was left behind")
+            return
+        table = Table("what", "which", "since", "problem", box=None, padding=(0, 2))
+        for one in found[:50]:
+            table.add_row(one.kind, one.subject, moment(one.since_ms) or "", one.problem)
+        out.print(table)
+        if len(found) > 50:
+            out.print(f"and {len(found) - 50:,} more")
+        if dry_run:
+            return
+        if any(one.subject == "catalog" for one in found if one.kind == "outbox"):
+            with dagster_home.instance(stack.settings) as instance:
+                from geo_assets import catalog
+
+                done = half_done.mend(
+                    stack,
+                    found,
+                    pay_catalog=lambda: catalog.pay_owed(
+                        stack.ledger, instance, stack.settings, limit=5_000, min_age_ms=int(grace * 1000)
+                    ),
+                    grace_ms=int(grace * 1000),
+                )
+        else:
+            done = half_done.mend(stack, found, grace_ms=int(grace * 1000))
+        out.print("mended: " + ", ".join(f"{count:,} {kind}" for kind, count in sorted(done.items())))

@@ -61,6 +61,19 @@ def pinned_since(ledger: Ledger, now_ms: int | None = None) -> int | None:
     return min((pin.since_ms - CLOCKS_MS for pin in live_pins(ledger, now_ms)), default=None)
 
 
+def expired_pins(ledger: Ledger, now_ms: int | None = None) -> list[Pin]:
+    """Pins that have run out and that nobody let go of."""
+    now = _now_ms() if now_ms is None else now_ms
+    return [pin for pin in _read(ledger.get_value(VALUE)) if pin.until_ms + CLOCKS_MS <= now]
+
+
+def forget_expired(ledger: Ledger, now_ms: int | None = None) -> int:
+    """Forget them; how many."""
+    expired = {pin.id for pin in expired_pins(ledger, now_ms)}
+    _change(ledger, lambda pins: [pin for pin in pins if pin.id not in expired])
+    return len(expired)
+
+
 def set_pin(ledger: Ledger, what: str, *, ttl_s: float = PIN_S) -> Pin:
     """Pin everything that is current from now on. Read the ledger after this, not before."""
     now = _now_ms()
