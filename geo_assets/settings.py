@@ -76,6 +76,8 @@ class Settings(BaseSettings):
     edit_cap: int = Field(default=2_000, ge=1, description="Tiles one edit marks at once; the rest becomes a manifest.")
     confirm_above: int = Field(default=2_000, ge=0, description="Tiles above which the command line asks.")
     coverage_floor: float = Field(default=0.995, ge=0, le=1)
+    # An edit is on the map within seconds; a quarter of an hour is a fault, and a long run before it is none.
+    freshness_limit_s: float = Field(default=900.0, gt=0, description="Longest that a tile may wait for an edit.")
     dead_letter_rate: float = Field(default=0.01, ge=0, le=1)
 
     batch_tiles: int = Field(

@@ -23,11 +23,15 @@ from dagster import (
 from geo_assets import catalog
 from geo_assets.assets.stack_resource import StackResource
 from geo_assets.catalog import FEATURES
+from geo_assets.services.status import moment
 from geo_assets.stack import Stack
 from resources.feature_store.protocol import StoreCounts
 
 OBSERVE_EVERY_MS = 60_000
 """How often the sensor looks: counting the layers takes a while, and each observation is an event for good."""
+
+SHOWN = 100
+"""Sources in the table of an observation."""
 
 _LAST_OBSERVED = "catalog.features"
 """Ledger value: when the sensor last looked, and the watermark that it saw."""
@@ -45,6 +49,19 @@ def observation_metadata(counts: StoreCounts) -> dict[str, Any]:
         "hints_owed": counts.outbox,
         "watermark_ms": counts.watermark_ms,
     }
+    if counts.sources:
+        columns = [
+            TableColumn("source", "string"),
+            TableColumn("watermark", "string"),
+            TableColumn("received", "string"),
+        ]
+        rows = [
+            TableRecord(
+                {"source": name, "watermark": moment(one.watermark_ms) or "", "received": moment(one.received_ms) or ""}
+            )
+            for name, one in sorted(counts.sources.items())
+        ]
+        metadata["sources"] = MetadataValue.table(rows[:SHOWN], TableSchema(columns))
     if counts.watermark_ms:
         metadata["watermark"] = MetadataValue.timestamp(counts.watermark_ms / 1000)
     return metadata

@@ -31,9 +31,10 @@ from geo_assets import catalog
 from geo_assets.assets.stack_resource import StackResource
 from geo_assets.catalog import FEATURES, TILES, InRun
 from geo_assets.partitions import UnknownPartition
-from geo_assets.services import throughput
+from geo_assets.services import engines, throughput
 from geo_assets.services.build import TileBuilder, TileResult
 from geo_assets.services.pool import WorkersUnavailable
+from geo_assets.services.recipe import current_recipe
 from geo_assets.settings import Settings
 from geo_assets.stack import Stack
 from geo_assets.tiles.tile import Tile
@@ -366,6 +367,9 @@ def _build(
     seconds = time.monotonic() - started
     throughput.remember_speed(ports.ledger, builder.encoded, tally.vertices, seconds)
     throughput.remember_memory(ports.ledger, tally.memory)
+    if context.run.tags.get("geo_assets/kind", "backfill") != "live" and not builder.forced:
+        recipe = current_recipe(ports.layers, engines.version(ports))
+        throughput.remember_skips(ports.ledger, throughput.Skips(tally.outcomes["skipped"], tally.done, recipe))
     return tally, seconds
 
 

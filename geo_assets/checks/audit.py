@@ -50,6 +50,10 @@ class Audit:
     severity: AssetCheckSeverity = AssetCheckSeverity.ERROR
 
 
+AUDITS: dict[str, Callable[[Stack], Audit]] = {}
+"""Every audit of this process, by the name of its check: what a test runs without Dagster around it."""
+
+
 def check_of(
     name: str, description: str, audit: Callable[[Stack], Audit], *, asset: AssetKey = TILES
 ) -> AssetChecksDefinition:
@@ -58,6 +62,7 @@ def check_of(
     Asset level, over an explicit set: Dagster keeps results by partition only in runs of a single partition. An
     unexpected error is a failed check, not a failed run: what cannot be audited has not passed.
     """
+    AUDITS[name] = audit
 
     @asset_check(asset=asset, name=name, description=description)
     def check(stack: StackResource) -> AssetCheckResult:

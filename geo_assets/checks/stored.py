@@ -8,6 +8,7 @@ from geo_assets.checks.audit import sample
 from geo_assets.ports import tile_object
 from geo_assets.stack import Stack
 from geo_assets.tiles.tile import Tile
+from geo_assets.tiles.workkey import tile_hash
 
 DECODED_TILES = 500
 """Tiles whose shapes an audit decodes: 10 to 20 ms each, so that it ends within seconds however large the map is."""
@@ -16,7 +17,7 @@ DECODED_TILES = 500
 def decoded_sample(stack: Stack, name: str) -> Iterator[tuple[Tile, bytes]]:
     """Tiles with their uncompressed bytes, for the audit of this name; at most `DECODED_TILES` of them.
 
-    One whose object is gone or damaged is left out: that is what the check `integrity` is for.
+    One whose object is gone, damaged or another than the ledger names is left out: the check `integrity` finds it.
     """
     for state in sample(stack.ledger, name, DECODED_TILES):
         if state.object_name is None:
@@ -25,6 +26,8 @@ def decoded_sample(stack: Stack, name: str) -> Iterator[tuple[Tile, bytes]]:
         if stored is None:
             continue
         try:
-            yield Tile.from_key(state.key), gzip.decompress(stored)
+            data = gzip.decompress(stored)
         except (OSError, EOFError, zlib.error):
             continue
+        if tile_hash(data) == state.content_hash:
+            yield Tile.from_key(state.key), data

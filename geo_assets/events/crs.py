@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyproj
 import pyproj.network
 from pyproj.exceptions import CRSError, ProjError
+from pyproj.transformer import TransformerGroup
 
 from geo_assets.events.dead_letter import Refused
 from geo_assets.events.json_text import shorten
@@ -109,6 +110,29 @@ def probe() -> None:
                 f"PROJ {pyproj.proj_version_str} puts {known.crs} {known.x}, {known.y} at lon {lon!r}, lat {lat!r}; "
                 f"it is at {known.lon}, {known.lat}"
             )
+
+
+def missing_grids(crs: str) -> tuple[str, ...]:
+    """Grids without which PROJ cannot do the best transformation to EPSG:4326 that it knows of.
+
+    Args:
+        crs: `AUTHORITY:CODE`.
+
+    Returns:
+        Their names; empty where the best one can be done. What is done instead is recorded with its accuracy.
+
+    Raises:
+        Refused: `unknown_crs`.
+    """
+    if crs in _LON_LAT:
+        return ()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        group = TransformerGroup(_crs(crs), WGS84, always_xy=True)
+    if group.best_available or not group.unavailable_operations:
+        return ()
+    best = group.unavailable_operations[0]
+    return tuple(sorted(grid.short_name or grid.full_name for grid in best.grids if not grid.available))
 
 
 def crs_name(value: object, field: str = "crs") -> str | None:

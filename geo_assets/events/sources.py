@@ -47,6 +47,8 @@ class Source:
         max_vertices: Vertices one feature may have; None leaves it to the settings.
         max_body_bytes: Bytes one body may have, decompressed; None leaves it to the settings.
         callback_urls: URLs to which the outcome of an event may be told.
+        expect_every_s: Seconds within which something new of it is expected; silent for longer, it fails the check
+            `source_silence`. None: silence is no fault.
 
     Raises:
         SourceError: A value outside its range.
@@ -63,6 +65,7 @@ class Source:
     max_vertices: int | None = None
     max_body_bytes: int | None = None
     callback_urls: tuple[str, ...] = ()
+    expect_every_s: float | None = None
 
     def __post_init__(self) -> None:
         if not is_source_name(self.name):
@@ -82,6 +85,8 @@ class Source:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise SourceError(f"source {self.name}: {name} {value} is below 1")
+        if self.expect_every_s is not None and not 0 < self.expect_every_s < float("inf"):
+            raise SourceError(f"source {self.name}: expect_every_s {self.expect_every_s} is not above 0")
         if self.expected_box is not None:
             west, south, east, north = self.expected_box
             if not (-180 <= west < east <= 180 and -90 <= south < north <= 90):
@@ -150,6 +155,10 @@ def _typed(source: str, key: str, value: Any) -> Any:
         if not isinstance(value, int) or isinstance(value, bool):
             raise wrong
         return value
+    if key == "expect_every_s":
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise wrong
+        return float(value)
     if key == "default_crs" and isinstance(value, int) and not isinstance(value, bool):
         return f"EPSG:{value}"
     if not isinstance(value, str):

@@ -98,6 +98,8 @@ class TileBuilder:
         self._pool = WorkerPool(fitting, settings.build_timeout_s, build_worker.start, (settings, stack.scoped))
         self.encoded = 0
         """Tiles that went to the encoder."""
+        self.forced = 0
+        """Those of them that went there whatever their work key said."""
         self.purged = self.purges_owed = 0
         """Tiles that caches forgot before their announcement, and those that they will later."""
 
@@ -161,7 +163,9 @@ class TileBuilder:
         tasks: list[BuildTask] = []
         for key, work_key, weight in zip(keys, work_keys, vertices, strict=True):
             state = states[key]
-            if state.work_key == work_key and not force and state.forced <= state.built:
+            forced = force or state.forced > state.built
+            self.forced += forced
+            if state.work_key == work_key and not forced:
                 settles.append(Settle(key, state.revision, state.wanted, work_key))
             else:
                 tasks.append(

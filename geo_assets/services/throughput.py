@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from resources.ledger.protocol import Ledger
@@ -32,6 +32,10 @@ NEWEST = 0.3
 MEMORY_SHARE = 0.6
 """Share of the free memory that worker processes of all runs may take together."""
 
+SKIPS_KEPT = 40
+"""Runs whose skip rate is kept."""
+
+_SKIPS = "build.skips"
 _SPEED = "build.speed"
 _MEMORY = "build.worker-memory"
 
@@ -84,6 +88,37 @@ def remember_memory(ledger: Ledger, histogram: Mapping[int, int]) -> None:
         if seen >= 0.99 * total:
             # Half of what was known stays for one run: a small batch after a large one must not forget it at once.
             ledger.set_value(_MEMORY, str(max(2**power, worker_megabytes(ledger) // 2)))
+            return
+
+
+class Skips(NamedTuple):
+    """What a backfill run skipped.
+
+    Args:
+        skipped: Tiles that were up to date.
+        targets: Tiles in all.
+        recipe: How they are built; runs of two recipes are not compared.
+    """
+
+    skipped: int
+    targets: int
+    recipe: str
+
+
+def skips(ledger: Ledger) -> list[Skips]:
+    """The newest backfill runs, oldest first. One that forced its tiles is not among them."""
+    try:
+        return [Skips(int(a), int(b), str(c)) for a, b, c in json.loads(ledger.get_value(_SKIPS) or "[]")]
+    except (TypeError, ValueError):
+        return []
+
+
+def remember_skips(ledger: Ledger, newest: Skips) -> None:
+    """Keep what a backfill run skipped. Two runs may end at once: whoever was slower tries again."""
+    for _ in range(10):
+        before = ledger.get_value(_SKIPS)
+        kept = [*skips(ledger), newest][-SKIPS_KEPT:]
+        if ledger.set_value(_SKIPS, json.dumps(kept), expect=before):
             return
 
 

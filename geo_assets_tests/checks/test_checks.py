@@ -21,6 +21,7 @@ from geo_assets.services.dead_letters import write_dead_letters
 from geo_assets.services.hints import hint_dead_letter
 from geo_assets.tiles.rules import Fault
 from geo_assets.tiles.tile import Tile
+from geo_assets.tiles.workkey import tile_hash
 from geo_assets_tests.dagster_world import World, tiles_around, world
 from resources.event_log.protocol import NewRecord
 from resources.ledger.protocol import Commit, Failure
@@ -54,7 +55,8 @@ def test_all_checks_of_a_sound_map_pass_in_the_audit_job(here: World) -> None:
     result = defs.resolve_job_def("audit").execute_in_process(instance=here.instance)
     evaluations = result.get_asset_check_evaluations()
     assert {evaluation.check_name for evaluation in evaluations} == {
-        "topology", "crs", "coverage", "integrity", "freshness", "dead_letter_rate",
+        "topology", "crs", "coverage", "integrity", "freshness", "skip_rate", "dead_letter_rate",
+        "feature_topology", "feature_crs", "source_silence", "log_lag", "half_done",
         "delivery", "routing_lag", "trigger_dead_letter_rate",
     }  # fmt: skip
     assert [evaluation.check_name for evaluation in evaluations if not evaluation.passed] == []
@@ -113,7 +115,10 @@ def test_a_tile_committed_while_the_audit_read_is_no_fault(here: World, monkeypa
 
 def test_bytes_that_are_no_tile_fail_topology_and_crs_with_a_row_that_links_to_the_map(here: World) -> None:
     build(here, HOME)
-    put(here, HOME, gzip.compress(b"\x1a\xff", mtime=0))
+    data = b"\x1a\xff"
+    state = here.ledger.read([HOME.key])[HOME.key]
+    here.ledger.commit([Commit(HOME.key, state.revision, state.wanted, "k", tile_hash(data), len(data), 0, "built")])
+    put(here, HOME, gzip.compress(data, mtime=0))
     for module in (topology, crs):
         found = module.audit(here.stack)
         assert not found.passed
