@@ -118,6 +118,22 @@ def test_a_device_is_told_newest_alone_and_once_more_when_it_leaves(world: TileW
     assert set(heard(stream, 1)) == {"tram"}
 
 
+def test_a_position_of_a_foreign_producer_is_shown_whatever_its_time_is_called(
+    world: TileWorld, client: httpx.Client
+) -> None:
+    stream = watch(client, "devices")
+    times: dict[str, dict[str, object]] = {
+        "a": {"event_time_ms": 1_700_000_000_001},
+        "b": {"time_ms": 1_700_000_000_002},
+        "c": {"time_s": 1_700_000_000.003},
+        "d": {"time": "2023-11-14T22:13:20Z"},
+    }
+    for device, said in times.items():
+        value = json.dumps({"device_id": device, "lon": 24.5, "lat": 60.5, **said}).encode()
+        world.log.append([NewRecord(topics.POSITIONS, device, value, {}, 1_700_000_000_004)])
+    assert {device: row[3] % 1000 for device, row in heard(stream, 4).items()} == {"a": 1, "b": 2, "c": 3, "d": 4}
+
+
 def test_marks_void_triggers_and_repetitions_are_not_told(world: TileWorld, client: httpx.Client) -> None:
     stream = watch(client, "triggers")
     until(lambda: "tileserver_live_clients 1.0" in client.get("/metrics").text)

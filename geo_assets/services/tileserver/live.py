@@ -92,10 +92,20 @@ class Wanted:
 class _Fix(msgspec.Struct, gc=False):
     """A record of `[positions]`, as far as a map shows it."""
 
-    event_time_ms: int
+    event_time_ms: int | None = None
     device_id: str | None = None
     lon: float = math.nan
     lat: float = math.nan
+    time_ms: int | None = None
+    time_s: float | None = None
+
+    def when(self, stamp_ms: int) -> int:
+        """Milliseconds since the epoch; the log's stamp where only routing can read how its time is written."""
+        if self.event_time_ms is not None:
+            return self.event_time_ms
+        if self.time_ms is not None:
+            return self.time_ms
+        return int(self.time_s * 1000) if self.time_s is not None else stamp_ms
 
 
 class _Seen(NamedTuple):
@@ -364,11 +374,11 @@ class LiveHub:
             device = fix.device_id
             if not device or len(device) > LONGEST_ID or not (-180 <= fix.lon <= 180 and -90 <= fix.lat <= 90):
                 continue
-            known = devices.get(device)
-            if known is not None and fix.event_time_ms < known.time_ms <= now_ms + SKEW_MS:
+            known, when = devices.get(device), fix.when(record.timestamp_ms)
+            if known is not None and when < known.time_ms <= now_ms + SKEW_MS:
                 continue
             moved[device] = devices[device] = _Seen(
-                fix.lon, fix.lat, fix.event_time_ms, record.timestamp_ms, now
+                fix.lon, fix.lat, when, record.timestamp_ms, now
             )  # fmt: skip
             devices.move_to_end(device)
         while devices and (len(devices) > MOST_DEVICES or now - next(iter(devices.values())).heard > SILENT_S):
