@@ -15,15 +15,10 @@ import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from geo_assets.events import topics
-from geo_assets.services import alerting, dead_letter_counts
-from geo_assets.services.geofence_snapshots import in_force
-from geo_assets.services.status import INGEST_GROUP
-from resources.event_log.protocol import OffsetOutOfRange
+from geo_assets.services import alerting, currency, dead_letter_counts
 
 if TYPE_CHECKING:
     from geo_assets.stack import Stack
-    from resources.event_log.protocol import EventLog
 
 log = structlog.get_logger()
 
@@ -150,44 +145,15 @@ def of_ledger(stack: Stack) -> Iterator[Metric]:
 
 def of_log(stack: Stack) -> Iterator[Metric]:
     """How far the readers of the log are behind, in records and in seconds."""
-    log_, ledger = stack.log, stack.ledger
-    readers = {
-        topics.RAW: log_.committed(INGEST_GROUP, topics.RAW),
-        topics.TILES: ledger.positions(log_.topic_id(topics.TILES)),
-        topics.POSITIONS: in_force(ledger).offsets,
-    }
-    records: dict[tuple[str, ...], float] = {}
-    seconds: dict[tuple[str, ...], float] = {}
-    for topic, offsets in readers.items():
-        records[topic,], seconds[topic,] = behind(log_, topic, offsets)
+    now_ms = time.time_ns() // 1_000_000
+    readers = currency.readers(stack)
+    records = {(one.topic,): float(one.records) for one in readers}
+    seconds = {(one.topic,): one.age_s(now_ms) for one in readers}
     yield _gauge("log_lag_records", "Records that a topic's reader has not worked off.", records, "topic")
     yield _gauge("log_lag_seconds", "Age of the oldest of them.", seconds, "topic")
     yield GaugeMetricFamily(
         "log_retention_seconds", "How long the log keeps a record.", value=stack.settings.retention_s
     )
-
-
-def behind(log_: EventLog, topic: str, offsets: Mapping[int, int]) -> tuple[int, float]:
-    """Records that are not read, and how many seconds ago the oldest of them was appended. One read a partition.
-
-    Args:
-        log_: The event log.
-        topic: Which.
-        offsets: Next record of each partition; a partition that is absent is read from its beginning.
-    """
-    lag, oldest_ms = 0, 0
-    for partition, extent in log_.extents(topic).items():
-        offset = max(extent.begin, offsets.get(partition, extent.begin))
-        if offset >= extent.end:
-            continue
-        lag += extent.end - offset
-        try:
-            found = log_.read(topic, partition, offset, max_records=1)
-        except OffsetOutOfRange:
-            continue
-        if found:
-            oldest_ms = min(oldest_ms or found[0].timestamp_ms, found[0].timestamp_ms)
-    return lag, _age_s(oldest_ms, time.time())
 
 
 def of_dead_letters(stack: Stack) -> Iterator[Metric]:
@@ -221,8 +187,14 @@ def of_alerts(stack: Stack) -> Iterator[Metric]:
 def of_features(stack: Stack) -> Iterator[Metric]:
     """How current the sources are, and what ingest still owes the log."""
     counts = stack.features.counts()
+    now_s = time.time()
+    times = {"all": counts.watermark_ms, **{name: one.watermark_ms for name, one in counts.sources.items()}}
     yield _gauge(
-        "watermark_seconds", "How long ago the newest thing applied happened.",
-        {("all",): _age_s(counts.watermark_ms, time.time())} if counts.watermark_ms else {}, "source",
+        "watermark_seconds", "How long ago the newest thing applied happened, by source and of all.",
+        {(name,): _age_s(ms, now_s) for name, ms in times.items() if ms}, "source",
+    )  # fmt: skip
+    yield _gauge(
+        "source_silent_seconds", "How long ago something new of a source came in.",
+        {(name,): _age_s(one.received_ms, now_s) for name, one in counts.sources.items() if one.received_ms}, "source",
     )  # fmt: skip
     yield GaugeMetricFamily("features_outbox_rows", "Hints not sent to the log yet.", value=counts.outbox)
