@@ -608,6 +608,7 @@ class _Run:
         result.seconds = time.monotonic() - self.began
         result.judged = {name: int(number) for name, number in asdict(self.tracker.counts).items()}
         result.routed, result.deduped, result.shed = counts["routed"], counts["deduped"], counts["shed"]
+        result.drained = counts["drained"]
         result.fence_revision, result.devices = self.tracker.revision, self.tracker.devices
         result.stays, result.at_ms = self.tracker.stays, now_ms()
         breaker = self.router.breaker if not self.router.breaker.closed else self.router.dedup_breaker

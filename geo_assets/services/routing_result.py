@@ -27,6 +27,7 @@ class RoutingResult:
         judged: What the tracker's counts say, by name.
         routed: Triggers that the log acknowledged.
         deduped: Triggers told before.
+        drained: Triggers that a router before this one had left on disk.
         shed: Triggers of outside callers refused.
         dlq: Dead letters: triggers, and positions that are none.
         ticks: Records appended for devices that say nothing.
@@ -52,6 +53,7 @@ class RoutingResult:
     judged: dict[str, int] = field(default_factory=dict[str, int])
     routed: int = 0
     deduped: int = 0
+    drained: int = 0
     shed: int = 0
     dlq: int = 0
     ticks: int = 0
@@ -83,6 +85,7 @@ class RoutingResult:
         """One line."""
         return (
             f"{self.positions:,} positions, {self.routed:,} triggers routed, {self.deduped:,} told before, "
+            f"{f'{self.drained:,} drained from disk, ' if self.drained else ''}"
             f"{self.dlq:,} dead letters, {self.judged.get('late', 0):,} late, {self.judged.get('jumped', 0):,} jumps; "
             f"fences of revision {self.fence_revision}, {self.devices:,} devices"
         )

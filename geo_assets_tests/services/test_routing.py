@@ -22,6 +22,7 @@ from geo_assets.services import geofence_snapshots as snapshots
 from geo_assets.services.dead_letters import list_dead_letters
 from geo_assets.services.fences import FOLDER, FenceBook
 from geo_assets.services.geofence_snapshots import Replaced, Snapshots, Stored
+from geo_assets.services.lost_records import RecordsLost, losses_of
 from geo_assets.services.router import RouterOptions
 from geo_assets.services.routing_lease import RoutingLease
 from geo_assets.services.trigger_tail import take_epoch
@@ -471,3 +472,20 @@ def test_a_partition_that_is_added_is_read_from_its_first_record(stack: Stack, m
     until(lambda: len(seen(stack)) == 30)
     run.end()
     assert what(seen(stack)) == expected(stack, fences_of(stack), RULES)
+
+
+def test_rule_1_positions_that_retention_took_unread_stop_the_run_or_are_counted(stack: Stack, tmp_path: Path) -> None:
+    post_fences(stack, [fence(n) for n in range(6)])
+    stack.log.append(walk(5, 20))
+    routing.route(stack, OPTIONS)
+    told = len(seen(stack))
+    stack.log.append(walk(5, 10, seed=2))
+    stack.log.enforce_retention(int(time.time() * 1000) + stack.settings.retention_s * 1000 + 60_000)
+    stack.log.append([position("new", time.time_ns() // 1_000_000, WEST + SIDE / 2, SOUTH + SIDE / 2)])
+    careful = Settings(home=tmp_path, log_partitions=3, offset_out_of_range="stop")
+    with Stack(careful) as opened, pytest.raises(RecordsLost, match="OFFSET_OUT_OF_RANGE"):
+        routing.route(opened, OPTIONS)
+    result = routing.route(stack, OPTIONS)
+    assert (result.ended, result.positions - result.ticks) == ("idle", 1)
+    assert losses_of(stack.ledger)[topics.POSITIONS].records == 50
+    assert told == 5
