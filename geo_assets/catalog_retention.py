@@ -36,6 +36,8 @@ from dagster._core.storage.schedules.sql_schedule_storage import SqlScheduleStor
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+    from geo_assets.settings import Settings
+
 log = structlog.get_logger()
 
 REVISION = "29b539ebc72a"
@@ -93,6 +95,11 @@ class Keep:
     """Runs after their end, with their tags, and backfills."""
     ticks_s: float = 14 * DAY_S
     """Ticks of sensors and schedules."""
+
+    @classmethod
+    def of(cls, settings: Settings) -> Keep:
+        """What the settings say; ticks are kept as long as other history."""
+        return cls(settings.keep_steps_s, settings.keep_history_s, settings.keep_runs_s, settings.keep_history_s)
 
 
 @dataclass(slots=True)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
@@ -16,8 +13,6 @@ import structlog
 from geo_assets.configuration import ConfigurationError
 
 if TYPE_CHECKING:
-    from dagster import DagsterInstance
-
     from geo_assets.settings import Settings
 
 LOGS_FOLDER = "compute-logs"
@@ -119,23 +114,6 @@ def storage_url(settings: Settings) -> str:
 def schema(settings: Settings) -> str:
     """The schema of Dagster's own tables."""
     return f"{settings.postgres_schema}_dagster"
-
-
-@contextmanager
-def instance(settings: Settings) -> Iterator[DagsterInstance]:
-    """Dagster's instance of this home, for commands. This process's environment then names it.
-
-    Raises:
-        ConfigurationError: There is none yet.
-    """
-    folder = settings.home / "dagster"
-    if not (folder / "dagster.yaml").is_file():
-        raise ConfigurationError(f"{folder} has no dagster.yaml: `geo-assets up` makes it")
-    os.environ.update(environment(settings, folder))
-    from dagster import DagsterInstance
-
-    with DagsterInstance.from_config(str(folder)) as opened:
-        yield opened
 
 
 def command(settings: Settings) -> list[str]:

@@ -15,8 +15,8 @@ from dagster._core.storage.tags import PRIORITY_TAG
 from pydantic import Field
 
 from geo_assets.assets.stack_resource import StackResource
+from geo_assets.catalog_retention import Keep, enforce
 from geo_assets.services.housekeeping import enforce_retention
-from geo_assets.services.retention import enforce_catalog
 from geo_assets.settings import Settings
 
 BUDGET_S = 5_400.0
@@ -34,7 +34,8 @@ class MaintenanceConfig(Config):
 def delete_what_is_past(context: OpExecutionContext, config: MaintenanceConfig, stack: StackResource) -> Output[int]:
     """Delete; how many rows, objects and records."""
     with stack.opened() as ports:
-        removed = enforce_catalog(context.instance, ports.settings, dry=config.dry_run, budget_s=config.budget_s)
+        keep = Keep.of(ports.settings)
+        removed = enforce(context.instance, keep, dry=config.dry_run, budget_s=config.budget_s)
         if not config.dry_run:
             removed |= enforce_retention(ports)
     rows = [f"| {name} | {count:,} |" for name, count in removed.items() if count]

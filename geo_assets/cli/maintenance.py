@@ -25,20 +25,21 @@ def maintenance(
     It may run beside everything else: each transaction is short. The newest materialization of a partition, the newest
     result of a check and whatever a run that is alive logged are never deleted.
     """
-    from geo_assets import dagster_home
+    from geo_assets.catalog_retention import Keep, enforce
+    from geo_assets.catalog_retention_sqlite import compact as compact_files
+    from geo_assets.catalog_retention_sqlite import is_sharded
+    from geo_assets.dagster_instance import instance_of
     from geo_assets.services.housekeeping import enforce_retention
-    from geo_assets.services.retention import compact_catalog, enforce_catalog
 
-    with open_home() as stack, dagster_home.instance(stack.settings) as instance:
-        removed = enforce_catalog(
-            instance, stack.settings, dry=dry_run, budget_s=float("inf") if budget is None else budget
-        )
+    if compact and dry_run:
+        raise CliError("--compact and --dry-run exclude each other")
+    with open_home() as stack, instance_of(stack.settings) as instance:
+        keep = Keep.of(stack.settings)
+        removed = enforce(instance, keep, dry=dry_run, budget_s=float("inf") if budget is None else budget)
         if not dry_run:
             removed |= enforce_retention(stack)
-        if compact:
-            if dry_run:
-                raise CliError("--compact and --dry-run exclude each other")
-            removed["bytes given back"] = removed.get("bytes given back", 0) + compact_catalog(instance)
+        if compact and is_sharded(instance):
+            removed["bytes given back"] = removed.get("bytes given back", 0) + compact_files(instance)
     from rich.table import Table
 
     table = Table("past its time" if dry_run else "deleted", "", box=None, padding=(0, 2))
@@ -58,7 +59,6 @@ def mend(
     """
     from rich.table import Table
 
-    from geo_assets import dagster_home
     from geo_assets.services import half_done
     from geo_assets.services.status import moment
 
@@ -76,9 +76,10 @@ def mend(
         if dry_run:
             return
         if any(one.subject == "catalog" for one in found if one.kind == "outbox"):
-            with dagster_home.instance(stack.settings) as instance:
-                from geo_assets import catalog
+            from geo_assets import catalog
+            from geo_assets.dagster_instance import instance_of
 
+            with instance_of(stack.settings) as instance:
                 done = half_done.mend(
                     stack,
                     found,

@@ -21,11 +21,10 @@ def migrate_partitions(
     on partitions: a key that is deleted under a run would fail it. Tiles, events and the map do not change. Running it
     again does no harm; `geo-assets up` does it by itself when it starts.
     """
-    from geo_assets import dagster_home
+    from geo_assets.catalog_partitions import RunsInTheWay, migrate
+    from geo_assets.dagster_instance import instance_of
 
-    with open_home() as stack, dagster_home.instance(stack.settings) as instance:
-        from geo_assets.catalog_partitions import RunsInTheWay, migrate
-
+    with open_home() as stack, instance_of(stack.settings) as instance:
         try:
             done = migrate(stack, instance, wait_s=wait, say=lambda text: out.print(text))
         except RunsInTheWay as fault:

@@ -233,7 +233,6 @@ def follow_switch(current: Settings, printer: Printer) -> None:
 
 def follow_partition_zooms(current: Settings, printer: Printer) -> None:
     """Bring the catalog to the partition zooms of the settings, before anything runs that works on partitions."""
-    from geo_assets import dagster_home
     from geo_assets.partitions import CATALOG_VALUE
     from geo_assets.stack import Stack
 
@@ -241,10 +240,11 @@ def follow_partition_zooms(current: Settings, printer: Printer) -> None:
         if not current.partitions.differ_from(stack.ledger.get_value(CATALOG_VALUE)):
             return
         # Dagster is imported only now: a start without a change does without it.
-        with dagster_home.instance(current) as instance:
-            from geo_assets.catalog_partitions import RunsInTheWay, migrate
-            from geo_assets.dagster_dev import end_lost_runs
+        from geo_assets.catalog_partitions import RunsInTheWay, migrate
+        from geo_assets.dagster_dev import end_lost_runs
+        from geo_assets.dagster_instance import instance_of
 
+        with instance_of(current) as instance:
             end_lost_runs(instance)
             printer.line("up", f"bringing the catalog to the partition zooms {current.partitions}")
             try:
