@@ -165,13 +165,19 @@ class Poster(threading.Thread):
     def __init__(self, stack: Stack, records: Sequence[NewRecord], a_second: float, piece: int = 100) -> None:
         super().__init__(daemon=True)
         self._stack, self._records, self._a_second, self._piece = stack, records, a_second, piece
-        self.sent = self.again = self.limit = 0
+        self.sent = self.again = self.limit = self._burst = 0
         self.stop = threading.Event()
         self.start()
 
     def allow(self, limit: int) -> None:
         """It may go on so far."""
         self.limit = max(self.limit, min(limit, len(self._records)))
+
+    def burst(self, count: int, seconds: float) -> None:
+        """So many more as fast as it can; returns when the log has them."""
+        self._burst = min(self.sent + count, len(self._records))
+        self.allow(self._burst)
+        until(lambda: self.sent >= self._burst, seconds, "a burst is in the log", every=0.001)
 
     def run(self) -> None:
         while self.sent < len(self._records) and not self.stop.is_set():
@@ -187,7 +193,8 @@ class Poster(threading.Thread):
                 self.stop.wait(0.2)
                 continue
             self.sent += len(piece)
-            self.stop.wait(max(0.0, began + len(piece) / self._a_second - time.monotonic()))
+            if self.sent >= self._burst:
+                self.stop.wait(max(0.0, began + len(piece) / self._a_second - time.monotonic()))
 
 
 class Mover(threading.Thread):

@@ -85,7 +85,7 @@ class Blows:
 
     Args:
         order: Names of methods of `Ordeal`, with spaces.
-        outage: Takes the log away, calls what it is given, and brings the log back.
+        outage: Takes the log away for a while, calls what it is given, and brings the log back.
     """
 
     order: Sequence[str]
@@ -185,7 +185,10 @@ class Ordeal:
         self.blows.outage(lambda: None)
 
     def kill_in_an_outage(self) -> None:
+        """With triggers told that nobody has acknowledged, long enough for a snapshot that must not be written."""
+        self._tells()
         epoch = self.epoch
+        self.poster.burst(600, 150)
         self.blows.outage(self.keeper.kill)
         self._followed(epoch)
 
@@ -260,8 +263,9 @@ def strike(keeper: Keeper, blows: Blows, journey: Journey, a_second: float, fenc
     with Stack(settings_from(keeper.environment)) as stack:
         one = Ordeal(stack, keeper, blows, journey, a_second=a_second, fences_every_s=fences_every_s)
         found = one.run()
-    # Half a second on an idle machine. The lease of a run that does not let go of it runs out after five.
-    assert all(gap < 3.0 for gap in one.gaps), one.gaps
+    # A second; more where a dozen processes share each core. A lease that is not let go of runs out after five.
+    within = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1) / 4)
+    assert all(gap < within for gap in one.gaps), (one.gaps, within)
     return found
 
 
@@ -283,8 +287,8 @@ def outages_of(broker: GuardedKafka, away_s: float) -> Callable[[Callable[[], No
 
     def outage(meanwhile: Callable[[], None]) -> None:
         next(ends)()
-        meanwhile()
         time.sleep(away_s)
+        meanwhile()
         broker.start({})
 
     return outage
@@ -296,8 +300,8 @@ def locks_of(file: Path, away_s: float) -> Callable[[Callable[[], None]], None]:
     def outage(meanwhile: Callable[[], None]) -> None:
         with sqlite3.connect(file, isolation_level=None) as connection:
             connection.execute("BEGIN IMMEDIATE")
-            meanwhile()
             time.sleep(away_s)
+            meanwhile()
             connection.execute("ROLLBACK")
         connection.close()
 
@@ -319,7 +323,7 @@ def test_rule_2_on_the_production_stack_kills_and_an_outage_lose_nothing_and_dou
     broker: GuardedKafka, tmp_path: Path
 ) -> None:
     with production_with(broker, tmp_path) as environment:
-        blows = Blows(FEW, outages_of(broker, 0.5))
+        blows = Blows(FEW, outages_of(broker, 5.5))
         ordeal(environment, tmp_path, blows, devices=50, fixes=200, a_second=700, fences_every_s=1.0)
 
 
@@ -328,8 +332,9 @@ def test_rule_2_on_the_embedded_log_kills_and_a_lock_lose_nothing_and_double_not
     environment = environment_in(tmp_path)
     blows = Blows(SOME, locks_of(tmp_path / "home" / "event-log.db", 6.0))
     found = ordeal(environment, tmp_path, blows, devices=50, fixes=200, a_second=700, fences_every_s=1.0)
-    # What a run that was overtaken sends is refused: there is nothing for a reader to pass over.
-    assert found.void == 0
+    # What a run that was overtaken sends is refused, and each knows what those before it told: a reader has nothing to
+    # pass over.
+    assert (found.void, found.repeated) == (0, 0)
 
 
 @pytest.mark.soak
