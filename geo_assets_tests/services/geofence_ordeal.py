@@ -342,6 +342,7 @@ class Keeper:
         self.running: Route | None = None
         self.started = self.kills = 0
         self.ended: list[int] = []
+        self._all: list[Route] = []
 
     def keep(self) -> Route:
         if self.running is None or not self.running.alive:
@@ -353,7 +354,8 @@ class Keeper:
     def another(self) -> Route:
         """One more process, which stands by."""
         self.started += 1
-        return Route(self.environment, self._log.with_suffix(f".{self.started}.log"))
+        self._all.append(Route(self.environment, self._log.with_suffix(f".{self.started}.log")))
+        return self._all[-1]
 
     def kill(self, following: Route | None = None) -> None:
         """Kill the running one; another takes its place."""
@@ -367,8 +369,9 @@ class Keeper:
         assert self.keep().end() == 0, self.keep().said[-3_000:]
 
     def close(self) -> None:
-        if self.running is not None:
-            self.running.kill()
+        """Kill whatever is left."""
+        for one in self._all:
+            one.kill()
 
 
 # What is told
