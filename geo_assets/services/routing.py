@@ -620,15 +620,24 @@ class _Run:
         told = replace(result, dlq=result.dlq + counts["dlq"])
         if last:
             result.dlq = told.dlq
+        if last:
+            try:
+                result.lag = told.lag = lag_of(self.stack, self.tracker.offsets)
+            except LogUnavailable as fault:
+                log.warning("the run's lag is not known", error=str(fault))
+            self._keep(told)
+        else:
+            # The log is not asked for this, and the ledger not waited for: triggers under way would wait with it.
+            result.lag = told.lag = sum(self.reader.lag.values())
+            self.keeper.submit(self._keep, told)
+        if self.progress is not None:
+            self.progress(told)
+
+    def _keep(self, told: RoutingResult) -> None:
         try:
-            # While it goes on nothing is asked of the log for this: triggers under way would wait.
-            lag = lag_of(self.stack, self.tracker.offsets) if last else sum(self.reader.lag.values())
-            result.lag = told.lag = lag
             self.stack.ledger.set_value(routing_result.VALUE, json.dumps(told.members()))
         except _OUTAGES as fault:
             log.warning("the run's result is not kept", error=str(fault))
-        if self.progress is not None:
-            self.progress(told)
 
 
 def lag_of(stack: Stack, offsets: Mapping[int, int]) -> int:
