@@ -324,14 +324,14 @@ def test_rule_2_on_the_production_stack_kills_and_an_outage_lose_nothing_and_dou
 ) -> None:
     with production_with(broker, tmp_path) as environment:
         blows = Blows(FEW, outages_of(broker, 5.5))
-        ordeal(environment, tmp_path, blows, devices=50, fixes=200, a_second=700, fences_every_s=1.0)
+        ordeal(environment, tmp_path, blows, devices=50, fixes=200, a_second=2_000, fences_every_s=1.0)
 
 
 @pytest.mark.timeout(600)
 def test_rule_2_on_the_embedded_log_kills_and_a_lock_lose_nothing_and_double_nothing(tmp_path: Path) -> None:
     environment = environment_in(tmp_path)
     blows = Blows(SOME, locks_of(tmp_path / "home" / "event-log.db", 6.0))
-    found = ordeal(environment, tmp_path, blows, devices=50, fixes=200, a_second=700, fences_every_s=1.0)
+    found = ordeal(environment, tmp_path, blows, devices=50, fixes=200, a_second=2_000, fences_every_s=1.0)
     # What a run that was overtaken sends is refused, and each knows what those before it told: a reader has nothing to
     # pass over.
     assert (found.void, found.repeated) == (0, 0)

@@ -19,7 +19,7 @@ def test_rule_9_a_burst_over_capacity_pauses_pulling_sheds_outside_callers_and_t
     tmp_path: Path,
 ) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "geo_assets_tests.services.router_burst", str(tmp_path), "1.0", "2"],
+        [sys.executable, "-m", "geo_assets_tests.services.router_burst", str(tmp_path), "0.5", "2"],
         capture_output=True, text=True, timeout=110, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3_000:]
@@ -30,7 +30,7 @@ def test_rule_9_a_burst_over_capacity_pauses_pulling_sheds_outside_callers_and_t
         assert one["pulled"] == 0.7 * CAPACITY
         assert one["outside"] == 0.2 * CAPACITY
         assert one["held"] == 0.9 * CAPACITY
-        assert one["pauses"] > one["refused"] > 50
+        assert one["pauses"] > one["refused"] > 20
         assert "90,000 wait for their acknowledgement, 500 more would exceed 90,000" in one["said"]
         assert one["longest_s"] < 1.0
         assert one["grown"] < BYTES
