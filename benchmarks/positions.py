@@ -177,7 +177,7 @@ def _rates(quick: bool) -> Sequence[int]:
         return (10_000,)
     rates = [FIRST]
     while rates[-1] < 200_000:
-        rates.append(round(rates[-1] * STEP, -3))
+        rates.append(round(rates[-1] * STEP / 1_000) * 1_000)
     return rates
 
 
@@ -438,7 +438,7 @@ def _naive(stack: Stack, index: FenceIndex, drive: Drive, seconds: float) -> flo
             said = msgspec.json.decode(record.value or b"")
             feed(said["device_id"], said["lon"], said["lat"], said["event_time_ms"])
             for device, fence, state, at in told:
-                trigger = Trigger(device, ids[fence], states[state], at, count, 1, partition, offset)
+                trigger = Trigger(device or "", ids[fence], states[state], at, count, 1, partition, offset)
                 stack.log.append([NewRecord(topics.TRIGGERS, device, encode(trigger))])
             told.clear()
             offset = record.offset + 1
