@@ -318,9 +318,11 @@ def test_fences_stand_within_two_seconds_though_nobody_routes(tmp_path: Path) ->
 def test_sets_that_were_replaced_are_kept_a_while_and_then_go(tmp_path: Path) -> None:
     world = TileWorld(tmp_path / "home")
     with Stack(world.settings) as stack:
+        book = folding.FenceBook(stack)
+        standing = book.standing()
         for version in range(1, 4):
             post_fences(stack, [fence(0, version=version)])
-            standing = folding.FenceBook(stack).fold()
+            standing = book.fold()
         kept = [stored.name for stored in stack.tiles.list(folding.FOLDER)]
         assert len(kept) == 3
         assert clean_up(stack, standing.revision) == 0

@@ -4,8 +4,7 @@ import { $, NOTHING, boxText, card, count, element, fetchJson, viewBox, within }
 
 export const FENCE = '#7048c8', LIT = '#e8590c';
 const PULSE = [1, 0.85, 0.65, 0.45, 0.25, 0.1, 0]; // every 160 ms
-const MOST_PULSES = 60;
-const CELLS = 48; // of the grid in which a device's fences are looked for, along each side
+const MOST_PULSES = 24; // at once: each is a new frame of the map, and more would say nothing
 
 /** The fences' layers and what is known of those in view. */
 export function showFences(map, { onChange }) {
@@ -107,16 +106,17 @@ function gridOf(features) {
       parts.push({ key: feature.id, rings, west, south, east, north });
     }
   }
-  // Of the middle half: one fence that is as wide as a country must not put all others into one cell.
+  // Over their middles: one fence that is as wide as a country must not put all others into one cell.
   const middles = (of) => { const all = parts.map(of).sort((a, b) => a - b); return [all[0], all[all.length - 1]]; };
   const [west, east] = middles((part) => (part.west + part.east) / 2), [south, north] = middles((part) => (part.south + part.north) / 2);
-  const wide = (east - west) / CELLS || 1, high = (north - south) / CELLS || 1, cells = new Map(), large = [];
+  const side = Math.max(8, Math.min(256, Math.ceil(2 * Math.sqrt(parts.length))));
+  const wide = (east - west) / side || 1, high = (north - south) / side || 1, cells = new Map(), large = [];
   const column = (lng) => Math.floor((lng - west) / wide), row = (lat) => Math.floor((lat - south) / high);
   for (const part of parts) {
     const [left, right, bottom, top] = [column(part.west), column(part.east), row(part.south), row(part.north)];
     if ((right - left + 1) * (top - bottom + 1) > 400) { large.push(part); continue; }
     for (let x = left; x <= right; x++) for (let y = bottom; y <= top; y++) {
-      const cell = `${x},${y}`;
+      const cell = x * 65_536 + y;
       if (cells.has(cell)) cells.get(cell).push(part); else cells.set(cell, [part]);
     }
   }
@@ -125,7 +125,7 @@ function gridOf(features) {
     let inside = false;
     for (const ring of part.rings) {
       for (let i = 0, j = ring.length - 1; i < ring.length; j = i++) {
-        const [xi, yi] = ring[i], [xj, yj] = ring[j];
+        const yi = ring[i][1], yj = ring[j][1], xi = ring[i][0], xj = ring[j][0];
         if (yi > lat !== yj > lat && lng < ((xj - xi) * (lat - yi)) / (yj - yi) + xi) inside = !inside;
       }
     }
@@ -133,7 +133,7 @@ function gridOf(features) {
   };
   return (lng, lat) => {
     const found = [];
-    for (const part of cells.get(`${column(lng)},${row(lat)}`) ?? []) if (covers(part, lng, lat)) found.push(part.key);
+    for (const part of cells.get(column(lng) * 65_536 + row(lat)) ?? []) if (covers(part, lng, lat)) found.push(part.key);
     for (const part of large) if (covers(part, lng, lat)) found.push(part.key);
     return found;
   };
