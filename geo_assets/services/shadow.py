@@ -25,7 +25,7 @@ from geo_assets.links import map_url
 from geo_assets.ports import SHADOW_FOLDER
 from geo_assets.services import engines
 from geo_assets.services.recipe import current_recipe
-from geo_assets.services.shadow_build import Other, ShadowError, TilePair, pairs, plain_layers
+from geo_assets.services.shadow_build import CHUNK_TILES, Other, ShadowError, TilePair, pairs, plain_layers
 from geo_assets.services.shadow_picture import Picture, page, svg
 from geo_assets.services.shadow_worker import hello
 from geo_assets.services.tileset.snapshot import Region
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 SAMPLE = 500
 """Tiles of a sample where no region is named: some seconds, and a change that shows anywhere mostly shows in it."""
+
+FEW = 100
+"""Tiles that are built in this process: another interpreter takes a second and a half to start."""
 
 CHANGES_SHOWN = 20
 """Features of a tile that are named in the report; their numbers by layer are complete."""
@@ -190,10 +193,11 @@ def shadow(
     layers = stack.layers if layers_file is None else configuration.load_layers(_with(stack, layers_file=layers_file))
     own_engine = engines.version(stack)
     settings = _with(stack, layers_file=layers_file, engine=engine)
-    in_process = settings.engine != "numpy"
-    if in_process and python is not None:
+    in_database = settings.engine != "numpy"
+    if in_database and python is not None:
         raise ShadowError("the engine st_asmvt draws in the database: it cannot be had in another interpreter")
-    workers = 1 if in_process else min(stack.settings.build_workers, max(1, len(keys) // 32))
+    in_process = in_database or (python is None and len(keys) <= FEW)
+    workers = 1 if in_process else min(stack.settings.build_workers, len(keys) // CHUNK_TILES + 1)
     other_stack = Stack(settings) if in_process else None
     others: list[Other] = []
     try:

@@ -9,6 +9,7 @@ import contextlib
 import gzip
 import os
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
@@ -66,8 +67,9 @@ class Other:
 
     Args:
         layers: The layers to build with.
-        python: Interpreter to build in; its own libraries are what differs. None is this process's.
-        stack: For an engine that needs a store: builds in this process with that stack's settings.
+        python: Interpreter to build in, with its own libraries.
+        stack: Builds in this process instead, with that stack's settings: for an engine that needs a store, and for so
+            few tiles that another process would take longer to start.
     """
 
     def __init__(self, layers: LayerSet, *, python: Path, stack: Stack | None = None) -> None:
@@ -77,7 +79,8 @@ class Other:
         if stack is not None:
             engine = engines.version(stack)
             said = hello(plain_layers(layers))
-            self.says = {"recipe": current_recipe(layers, engine), "libraries": {**said["libraries"], "engine": engine}}
+            self.says = {"recipe": current_recipe(layers, engine), "libraries": said["libraries"]}
+            self.says["libraries"] |= {"engine": engine} if engine else {}
             return
         self._process = _start(python, self._errors)
         self.says = self._ask({"layers": plain_layers(layers)})
@@ -132,14 +135,8 @@ def _start(python: Path, errors: Any) -> subprocess.Popen[bytes]:
     environment = dict(os.environ)
     module = "geo_assets.services.shadow_worker"
     try:
-        known = subprocess.run(
-            [python, "-c", f"import {module}"],
-            cwd=tempfile.gettempdir(),
-            env=environment,
-            capture_output=True,
-            timeout=120,
-        )
-        if known.returncode:
+        own = python == Path(sys.executable)
+        if own or not _imports(python, module):
             here = str(Path(geo_assets.__file__).parents[1])
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, (here, environment.get("PYTHONPATH"))))
         return subprocess.Popen(
@@ -152,6 +149,13 @@ def _start(python: Path, errors: Any) -> subprocess.Popen[bytes]:
         )
     except (OSError, subprocess.TimeoutExpired) as fault:
         raise ShadowError(f"python {python}: {fault}") from None
+
+
+def _imports(python: Path, module: str) -> bool:
+    found = subprocess.run(
+        [python, "-c", f"import {module}"], cwd=tempfile.gettempdir(), capture_output=True, timeout=120
+    )
+    return found.returncode == 0
 
 
 def _encode_here(stack: Stack, layers: LayerSet, batch: dict[str, Any]) -> list[dict[str, Any]]:
