@@ -11,6 +11,7 @@ from dagster import AssetRecordsFilter, DagsterRunStatus, DynamicPartitionsDefin
 from dagster._core.storage.partition_status_cache import get_and_update_asset_status_cache_value
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlalchemy import Engine, event
 
 from geo_assets import catalog
 from geo_assets.catalog_partitions import Migrated, RunsInTheWay, migrate
@@ -179,3 +180,32 @@ def test_a_migration_that_died_after_registering_still_reports(here: World) -> N
     catalog.register_partitions(here.instance, [HOME.key], six)
     with Stack(Settings(partition_zooms="0,6")) as coarse:
         assert migrate(coarse, here.instance) == Migrated(0, 1, 1)
+
+
+def statements_of_a_tick(here: World, key: str) -> list[str]:
+    """What a tick that requests one run asks of Dagster's storages."""
+    said: list[str] = []
+
+    def note(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        said.append(statement)
+
+    here.put_square(key, Tile.from_key(key))
+    here.hint(key)
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        assert tick(here.stack, here.instance).requests
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+    for batch in here.ledger.batches():
+        here.ledger.end_batch(batch.id)
+    return said
+
+
+def test_what_a_tick_asks_of_dagster_does_not_grow_with_the_partitions(here: World) -> None:
+    few = statements_of_a_tick(here, HOME.key)
+    here.instance.add_dynamic_partitions(catalog.PARTITIONS, [Tile(10, n % 100, n // 100).key for n in range(5_000)])
+    many = statements_of_a_tick(here, Tile(14, HOME.x + 300, HOME.y).key)
+    assert len(many) <= len(few)
+    of_partitions = [text for text in many if "FROM dynamic_partitions" in text]
+    assert of_partitions
+    assert all("dynamic_partitions.partition IN" in text for text in of_partitions), "none reads all of them"
