@@ -104,3 +104,14 @@ def test_the_filter_never_denies_what_was_added_within_its_window(batches: list[
         added += numbers
         last = np.frombuffer(b"".join(map(key, added[-32:])), np.uint64).reshape(-1, 2)
         assert bloom.maybe(bloom.places(last)).all()
+
+
+def test_what_the_filter_lets_through_in_vain_is_counted() -> None:
+    window = DedupWindow(capacity=2_000)
+    some = [hashlib.blake2b(b"%d" % n, digest_size=16).digest() for n in range(22_000)]
+    for start in range(0, 20_000, 500):
+        window.admit(some[start : start + 500], 0)
+    in_vain = window.false_positives
+    assert window.suspects == in_vain < 0.02 * 20_000
+    assert window.admit(some[19_000:20_000], 0) == []
+    assert (window.suspects, window.false_positives) == (in_vain + 1_000, in_vain)

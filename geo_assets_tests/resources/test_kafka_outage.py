@@ -167,7 +167,7 @@ def test_rule_2_a_broker_killed_under_load_loses_nothing_acknowledged_and_needs_
             try:
                 some = follower.take(500, 0.2)
             except LogUnavailable as away:
-                assert "GEO_ASSETS_KAFKA_SERVERS" in str(away)
+                refused.append(away)
                 continue
             followed.extend(zip(some.partitions, some.offsets, strict=True))
         follower.close()
