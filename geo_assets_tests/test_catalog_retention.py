@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -28,8 +29,13 @@ from dagster import (
     materialize,
 )
 from dagster._core.definitions.run_request import InstigatorType
+from dagster._core.remote_origin import InProcessCodeLocationOrigin
 from dagster._core.scheduler.instigation import TickData, TickStatus
 from dagster._core.storage.partition_status_cache import get_and_update_asset_status_cache_value
+from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
+from dagster._core.workspace.context import WorkspaceProcessContext
+from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
+from dagster_graphql.cli import execute_query
 
 from geo_assets import catalog, catalog_retention
 from geo_assets.catalog_retention import DAY_S, Event, Keep, enforce, plan_events
@@ -351,3 +357,51 @@ def test_an_event_of_a_kind_that_is_unknown_here_is_left_alone() -> None:
     )
     assert plan.past == (2, 5, 7)
     assert plan.if_superseded == (4,)
+
+
+PAGE = """query Page($key: AssetKeyInput!, $partition: [String!]) {
+  assetNodeOrError(assetKey: $key) { ... on AssetNode {
+    partitionStats { numPartitions numMaterialized numFailed }
+    assetPartitionStatuses { ... on DefaultPartitionStatuses { materializedPartitions } }
+    latestMaterializationByPartition(partitions: $partition) { runId timestamp runOrError { __typename } }
+  } }
+  assetOrError(assetKey: $key) { ... on Asset {
+    assetMaterializations(limit: 10) { partition metadataEntries { label } }
+    assetEventHistory(limit: 10, eventTypeSelectors: [MATERIALIZATION, OBSERVATION]) { results { __typename } }
+  } }
+}"""
+"""What the pages of the UI ask about an asset's partitions, in its own words."""
+
+
+def test_the_pages_of_the_ui_answer_after_a_pass_and_know_of_runs_that_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = keys(30)
+    with instance_on("embedded", tmp_path, monkeypatch) as instance:
+        catalog.register_partitions(instance, names)
+        first = instance.create_run_for_job(_nothing_job(), status=DagsterRunStatus.SUCCESS)
+        for _ in range(2):
+            run = catalog.InRun(first.run_id, "build_tiles", "tiles")
+            catalog.report_materializations(instance, entries(names), run=run)
+        age(instance, 40 * DAY_S)
+        second = instance.create_run_for_job(_nothing_job(), status=DagsterRunStatus.SUCCESS)
+        catalog.report_materializations(
+            instance, entries(names[:1]), run=catalog.InRun(second.run_id, "build_tiles", "tiles")
+        )
+        quiet(instance)
+        assert enforce(instance, Keep(), pause=no_pause)["runs"] == 1
+
+        origin = InProcessCodeLocationOrigin(
+            LoadableTargetOrigin(executable_path=sys.executable, module_name="geo_assets.definitions"), "geo_assets"
+        )
+        with WorkspaceProcessContext(instance, InProcessWorkspaceLoadTarget(origin)) as workspace:
+            answer = execute_query(workspace, PAGE, {"key": {"path": ["tiles"]}, "partition": [names[5]]})
+    assert "errors" not in answer
+    node, entry = answer["data"]["assetNodeOrError"], answer["data"]["assetOrError"]
+    assert node["partitionStats"] == {"numPartitions": 30, "numMaterialized": 30, "numFailed": 0}
+    assert set(node["assetPartitionStatuses"]["materializedPartitions"]) == set(names)
+    (latest,) = node["latestMaterializationByPartition"]
+    assert latest["runId"] == first.run_id
+    assert latest["runOrError"] == {"__typename": "RunNotFoundError"}
+    assert len(entry["assetMaterializations"]) == 10
+    assert len(entry["assetEventHistory"]["results"]) == 10
