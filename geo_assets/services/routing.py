@@ -154,7 +154,7 @@ def route(
     router = Router(stack.log, 0, options.router, dead_letters=partial(write_dead_letters, stack))
     _warm(stack, book, router)
     with RoutingLease(stack.guard) as lease:
-        if not lease.wait(stop, options.wait_s, meanwhile=router.read_ahead):
+        if not lease.wait(stop, options.wait_s, meanwhile=partial(_keep_warm, stack, book, router)):
             return RoutingResult(ended="stopped", at_ms=now_ms())
         try:
             run = _Run(stack, options, book, router, lease, stop, progress)
@@ -172,6 +172,14 @@ def _warm(stack: Stack, book: FenceBook, router: Router) -> None:
         book.index(snapshots.in_force(stack.ledger).fences)
     except FencesLost:
         log.info("fences moved on while standing by")
+
+
+def _keep_warm(stack: Stack, book: FenceBook, router: Router) -> None:
+    """The same again and again: fences that changed since, and what was told."""
+    try:
+        _warm(stack, book, router)
+    except _OUTAGES as fault:
+        log.warning("a standby is not kept warm", error=str(fault))
 
 
 class _Run:

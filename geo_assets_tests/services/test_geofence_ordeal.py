@@ -177,7 +177,7 @@ class Ordeal:
 
     def kill_with_a_standby(self) -> None:
         epoch, following = self.epoch, self.keeper.another()
-        until(lambda: "standing by" in following.said, 150, "the next one stands by")
+        until(lambda: "another run routes" in following.said, 150, "the next one stands by")
         self.keeper.kill(following)
         self._followed(epoch)
 
@@ -209,7 +209,7 @@ class Ordeal:
         self._tells()
         epoch, ending = self.epoch, self.keeper.keep()
         following = self.keeper.running = self.keeper.another()
-        until(lambda: "standing by" in following.said, 150, "the next one stands by")
+        until(lambda: "another run routes" in following.said, 150, "the next one stands by")
         assert ending.end() == 0, ending.said[-3_000:]
         ended = time.monotonic()
         self._followed(epoch)
