@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ import pytest
 import shapely
 
 from geo_assets.geofence.triggers import NAMES
+from geo_assets.ports import tile_object
 from geo_assets.tiles.tile import Tile
 from geo_assets_tests.geofence_world import seen
 from geo_assets_tests.ordeal import LAYERS, ordeal
 from geo_assets_tests.running_platform import Listener, Platform, free_ports, paths, running, until
 from geo_assets_tests.stacks import STACKS, environment_of
+from geo_assets_tests.webhook import Webhook, webhook
 from geo_assets_tests.world import feature, settings_for, tiles_touched
 
 pytestmark = pytest.mark.timeout(600)
@@ -50,11 +53,25 @@ query($key: AssetKeyInput!, $partition: String!) {
 RUNS = '{ runsOrError(filter: {pipelineName: "build_tiles"}) { ... on Runs { results { id status } count } } }'
 
 
+@pytest.fixture(scope="module")
+def receiver() -> Iterator[Webhook]:
+    """Who is told of what fails."""
+    with webhook() as made:
+        yield made
+
+
 @pytest.fixture(scope="module", params=STACKS)
-def up(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Platform]:
+def up(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest, receiver: Webhook
+) -> Iterator[Platform]:
     with (
         environment_of(request.param) as environment,
-        running(tmp_path_factory.mktemp("up") / "home", "--sample", **environment) as platform,
+        running(
+            tmp_path_factory.mktemp("up") / "home",
+            "--sample",
+            GEO_ASSETS_ALERT_WEBHOOK_URLS=receiver.url,
+            **environment,
+        ) as platform,
     ):
         yield platform
 
@@ -291,6 +308,33 @@ def test_selected_partitions_materialized_in_the_ui_are_reported(up: Platform) -
         shown = materialization(up, key)
         assert shown is not None
         assert shown["outcome"] == "skipped"
+
+
+def test_an_object_that_is_gone_is_told_within_half_a_minute_of_the_check(up: Platform, receiver: Webhook) -> None:
+    quiet(up)
+    receiver.requests.clear()
+    with up.stack() as stack:
+        lost = next(state for state in stack.ledger.scan(zooms=[16]) if state.object_name is not None)
+        stack.tiles.delete([tile_object(lost.object_name or "")])
+    launch = """
+    mutation($job: String!) {
+      launchRun(executionParams: {runConfigData: "{}", selector: {
+        repositoryLocationName: "geo_assets", repositoryName: "__repository__", jobName: $job}}) { __typename }
+    }
+    """
+    assert up.graphql(launch, job="audit")["launchRun"]["__typename"] == "LaunchRunSuccess"
+
+    def told() -> dict[str, Any] | None:
+        alerts = [alert for body in receiver.bodies for alert in body["alerts"] if alert["name"] == "tiles/integrity"]
+        return next((alert for alert in alerts if lost.key in {one["subject"] for one in alert["failing"]}), None)
+
+    alert = until(told, 150, "the alert")
+    waited_s = time.time() - datetime.fromisoformat(alert["at"]).timestamp()
+    assert waited_s < 30
+    assert (alert["status"], alert["severity"]) == ("firing", "error")
+    assert alert["url"].startswith(up.dagster)
+    assert alert["failing"][0]["map_url"].startswith(up.tiles)
+    quiet(up)  # The check marked the tile: it is built again.
 
 
 ROUTING = """

@@ -31,15 +31,14 @@ from geo_assets_tests.needs import missing
 from geo_assets_tests.own_redis import free_port
 from geo_assets_tests.world import LAYERS, SOURCES, feature
 
+pytestmark = pytest.mark.timeout(600)
+
 RULES = DEPLOY / "prometheus" / "rules.yml"
 DASHBOARD = DEPLOY / "grafana" / "geo_assets.json"
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
 BUILT_IN = {"up", "ALERTS"}
 """Prometheus' own."""
-
-ELSEWHERE = {"geofence_routing", "geofence_router"}
-"""Prefixes of which the dashboard shows the main figures: a routing run has many."""
 
 
 def program(name: str) -> str:
@@ -299,7 +298,7 @@ def _traffic(ports: dict[str, int]) -> None:
 
 
 def _wait(done: Any, what: str, folder: Path) -> None:
-    until = time.monotonic() + 90
+    until = time.monotonic() + 180
     while True:
         try:
             if done():
@@ -308,7 +307,7 @@ def _wait(done: Any, what: str, folder: Path) -> None:
             pass
         if time.monotonic() > until:
             logs = "\n".join(f"-- {log.name}\n{log.read_text()[-1_500:]}" for log in sorted(folder.glob("*.log")))
-            raise AssertionError(f"not within 90 s: {what}\n{logs}")
+            raise AssertionError(f"not within 180 s: {what}\n{logs}")
         time.sleep(0.3)
 
 
@@ -343,15 +342,6 @@ def test_prometheus_takes_every_expression_of_the_dashboard(prometheus: Promethe
 def test_every_metric_of_dashboard_and_rules_is_exposed_by_a_running_service(prometheus: Prometheus) -> None:
     wanted = {name for text in (*expressions(), *(rule["expr"] for rule in rules())) for name in names_in(text)}
     assert {name for name in wanted - BUILT_IN if family_of(name, prometheus.families) is None} == set()
-
-
-def test_everything_that_a_service_exposes_is_on_the_dashboard(prometheus: Prometheus) -> None:
-    shown = {family_of(name, prometheus.families) for text in expressions() for name in names_in(text)}
-    own = {
-        name for name in prometheus.families
-        if not name.startswith(("python_", "process_", *ELSEWHERE)) and not name.endswith("_created")
-    }  # fmt: skip
-    assert {name for name in own - shown if f"{name.removesuffix('_total')}" not in shown} == set()
 
 
 def test_every_rule_is_evaluated_and_none_fires_on_a_sound_platform(prometheus: Prometheus) -> None:
