@@ -173,6 +173,8 @@ def read(instance: DagsterInstance, state: State, now_ms: int, known: Collection
         state.positions = {kind.value: max(0, newest - START_EVENTS) for kind in kinds}
         state.ahead, state.ahead_ms, state.checks, state.runs = newest, now_ms, {}, []
         since_ms = now_ms - START_MS
+    for kind in kinds:
+        state.positions.setdefault(kind.value, state.ahead)
     found = Read()
     until = time.monotonic() + READING_S
     settled = now_ms - state.ahead_ms >= SETTLED_MS

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from functools import cached_property
 
 import httpx
 
@@ -64,8 +65,12 @@ class HttpAlerts:
             raise AlertsMisconfigured(f"GEO_ASSETS_ALERT_FORMAT: {format!r} is none of {', '.join(FORMATS)}")
         self._webhooks = dict(_webhook(url, format) for url in urls)
         self._sign, self._timeout_s, self._clock = sign, timeout_s, clock
-        self._client = httpx.Client(
-            timeout=timeout_s,
+
+    @cached_property
+    def _client(self) -> httpx.Client:
+        """Made for the first message: it reads the machine's certificates, and most ticks have nothing to say."""
+        return httpx.Client(
+            timeout=self._timeout_s,
             follow_redirects=False,
             headers={"User-Agent": "geo-assets", "Content-Type": "application/json"},
         )
@@ -117,7 +122,9 @@ class HttpAlerts:
 
     def close(self) -> None:
         """Close the connections."""
-        self._client.close()
+        client = self.__dict__.pop("_client", None)
+        if client is not None:
+            client.close()
 
     def _wait_s(self, answer: httpx.Response) -> float:
         """`Retry-After` (RFC 9110, 10.2.3): seconds or a date."""
