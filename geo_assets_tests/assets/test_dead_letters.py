@@ -102,7 +102,8 @@ def broken_edit(here: World, number: int, source: str = "city") -> None:
     """A dead letter of ingest whose payload is an edit."""
     letter = DeadLetter.make(
         reason="unknown_crs", stage="validate", explanation="no CRS", source=source, at_ms=now_ms(),
-        event_id=f"e{number}", payload=f'{{"type": "Feature", "id": {number}}}'.encode(), headers={"kind": "features", "source": source},
+        event_id=f"e{number}", payload=f'{{"type": "Feature", "id": {number}}}'.encode(),
+        headers={"kind": "features", "source": source},
     )  # fmt: skip
     write_dead_letters(here.stack, [letter])
 
