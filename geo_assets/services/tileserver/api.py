@@ -9,6 +9,7 @@ from geo_assets.services import openapi as oa
 from geo_assets.services.problems import MEDIA_TYPE as PROBLEM
 from geo_assets.services.tileserver import models, published_api
 from geo_assets.services.tileserver.fences import MOST_FENCES
+from geo_assets.services.tileserver.heat import HOUR_MINUTES
 from geo_assets.tiles.tile import MAX_ZOOM
 
 JSON: Final = "application/json"
@@ -133,6 +134,56 @@ def operations(max_zoom: int) -> list[oa.Operation]:
             parameters=[
                 oa.Parameter("bbox", "query", _BOX, _BOX_SCHEMA, required=True),
                 _whole("zoom", "query", "Zoom of the tiles.", max_zoom, required=True),
+            ],
+        ),
+        oa.Operation(
+            "get",
+            "/heat.geojson",
+            "getHeat",
+            "Where tiles were built in the last minutes, by H3 cell",
+            {
+                200: oa.Answer("The cells.", {"application/geo+json": models.HeatCollection}),
+                400: _problem("A parameter is malformed."),
+                503: unavailable,
+            },
+            tag="operation",
+            parameters=[
+                oa.Parameter("bbox", "query", _BOX, _BOX_SCHEMA),
+                _whole(
+                    "zoom",
+                    "query",
+                    "Of the map that shows them: it decides how large they are.",
+                    MAX_ZOOM,
+                    required=True,
+                ),
+                oa.Parameter(
+                    "minutes",
+                    "query",
+                    "How far back; 60 unless named.",
+                    {"type": "integer", "minimum": 1, "maximum": HOUR_MINUTES},
+                ),
+            ],
+        ),
+        oa.Operation(
+            "get",
+            "/waiting.geojson",
+            "getWaiting",
+            "Dirty tiles by quadkey prefix, and how long the oldest waits",
+            {
+                200: oa.Answer("The prefixes.", {"application/geo+json": models.WaitingCollection}),
+                400: _problem("A parameter is malformed."),
+                503: unavailable,
+            },
+            tag="operation",
+            parameters=[
+                oa.Parameter("bbox", "query", _BOX, _BOX_SCHEMA),
+                _whole(
+                    "zoom",
+                    "query",
+                    "Of the map that shows them: it decides how large they are.",
+                    MAX_ZOOM,
+                    required=True,
+                ),
             ],
         ),
         oa.Operation(

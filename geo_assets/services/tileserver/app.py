@@ -7,12 +7,13 @@ import gzip
 import hashlib
 import re
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
+import anyio
 import anyio.to_thread
 import msgspec
 import structlog
@@ -30,6 +31,7 @@ from geo_assets.services.purging import tile_path
 from geo_assets.services.tileserver import api, coverage, models, style
 from geo_assets.services.tileserver.drawing import Drawing, can_draw, layer_of
 from geo_assets.services.tileserver.fences import MOST_FENCES, FenceMap
+from geo_assets.services.tileserver.heat import HOUR_MINUTES, HeatMap
 from geo_assets.services.tileserver.http import (
     IMMUTABLE,
     REVALIDATE,
@@ -48,6 +50,7 @@ from geo_assets.services.tileserver.published import PublishedTilesets
 from geo_assets.services.tileserver.serving import IntegrityFault, TileReader, entity_tag
 from geo_assets.services.tileserver.static import INSTALL, PAGE, VENDOR, StaticFiles
 from geo_assets.services.tileserver.stream import ChangeHub, Filter, NotReady, TooManyClients
+from geo_assets.services.tileserver.waiting import WaitingMap
 from geo_assets.tiles.tile import MAX_ZOOM, Box, Tile, TileError
 from resources.event_log.protocol import LogError
 from resources.ledger.protocol import LedgerError
@@ -138,6 +141,9 @@ class _TileServer:
             replay_records=options.replay_records,
         )
         self.draws = settings.takes_fences and can_draw()
+        self.heat_map, self.waiting_map = HeatMap(log), WaitingMap(ledger, layers.max_zoom)
+        # Whoever looks at these waits for those who look already, and never keeps tiles from being read.
+        self.lookers = anyio.CapacityLimiter(2)
         self.fences = FenceMap(ledger, tiles, settings.draw_source if self.draws else None)
         self.live_hub = LiveHub(
             log,
@@ -320,6 +326,30 @@ class _TileServer:
             ) from None
         return Response(
             answer.model_dump_json(exclude_none=True), media_type=JSON, headers={"Cache-Control": "no-store"}
+        )
+
+    async def heat(self, request: Request) -> Response:
+        _only(request, "bbox", "zoom", "minutes")
+        zoom = _whole(request, "zoom", None, 0, MAX_ZOOM)
+        minutes = _whole(request, "minutes", HOUR_MINUTES, 1, HOUR_MINUTES)
+        return await self._looked_up(request, self.heat_map.collection, _wanted_box(request), zoom, minutes)
+
+    async def waiting(self, request: Request) -> Response:
+        _only(request, "bbox", "zoom")
+        zoom = _whole(request, "zoom", None, 0, MAX_ZOOM)
+        return await self._looked_up(request, self.waiting_map.collection, _wanted_box(request), zoom)
+
+    async def _looked_up(self, request: Request, look: Callable[..., dict[str, Any]], *asked: Any) -> Response:
+        zipped = accepts_gzip(request.headers.get("accept-encoding"))
+
+        def encoded() -> bytes:
+            body = msgspec.json.encode(look(*asked))
+            return gzip.compress(body, 1, mtime=0) if zipped else body
+
+        body = await anyio.to_thread.run_sync(encoded, limiter=self.lookers)
+        headers = {"Cache-Control": "no-store", "Vary": "Accept-Encoding"}
+        return Response(
+            body, media_type=GEOJSON, headers={**headers, "Content-Encoding": "gzip"} if zipped else headers
         )
 
     # -- changes -----------------------------------------------------------------------------------------------------
@@ -516,6 +546,8 @@ def create_app(
         "/style.json": server.style,
         "/events": server.events,
         "/coverage": server.coverage,
+        "/heat.geojson": server.heat,
+        "/waiting.geojson": server.waiting,
         "/fences.geojson": server.fence_collection,
         "/live": server.live,
         "/page.json": server.page_config,
@@ -642,6 +674,8 @@ def _kind(path: str) -> str:
         "tiles",
         "events",
         "coverage",
+        "heat.geojson",
+        "waiting.geojson",
         "fences.geojson",
         "fences",
         "live",
@@ -687,6 +721,11 @@ def _whole(request: Request, name: str, default: int | None, low: int, high: int
             limit=[low, high],
         )
     return int(text)
+
+
+def _wanted_box(request: Request) -> Box | None:
+    text = request.query_params.get("bbox")
+    return None if text is None else _box(text)
 
 
 def _box(text: str) -> Box:

@@ -99,6 +99,40 @@ class Coverage(_Wire):
     tiles: list[CoveredTile]
 
 
+class HeatCollection(_Wire):
+    """Where tiles were built in the last minutes, by H3 cell: the hottest ones of a box."""
+
+    type: Literal["FeatureCollection"] = "FeatureCollection"
+    resolution: int = Field(ge=0, le=15, description="Of the cells, H3's.")
+    minutes: int = Field(ge=1, le=60)
+    since_ms: int = Field(description="Every tile built since then is counted; milliseconds since the epoch.")
+    complete: bool = Field(description="Whether that is all of these minutes: false where more was built than is read.")
+    tiles: int = Field(ge=0, description="Tiles built, anywhere.")
+    wider: int = Field(ge=0, description="Those of them that are wider than a cell, and in none.")
+    matched: int = Field(ge=0, description="Cells in the box.")
+    returned: int = Field(ge=0, description="Features here.")
+    features: list[dict[str, Any]] = Field(
+        description="Polygons, lon/lat, past ±180 where a cell lies over the date line. Properties: `cell`, `tiles`."
+    )
+
+
+class WaitingCollection(_Wire):
+    """Dirty tiles by quadkey prefix: those of a box that wait the longest. Tiles given up do not count."""
+
+    type: Literal["FeatureCollection"] = "FeatureCollection"
+    depth: int = Field(ge=0, le=22, description="Length of the longest prefixes.")
+    tiles: int = Field(ge=0, description="Tiles that wait, anywhere.")
+    age_s: float = Field(ge=0, description="How long the oldest of them waits.")
+    wider: int = Field(ge=0, description="Tiles over the box that are too wide to be shown.")
+    wider_age_s: float = Field(ge=0)
+    matched: int = Field(ge=0, description="Prefixes in the box.")
+    returned: int = Field(ge=0, description="Features here.")
+    features: list[dict[str, Any]] = Field(
+        description="Polygons, lon/lat. Properties: `prefix`, `depth` (its length), `tiles`, `min_zoom`, `max_zoom`, "
+        "`age_s` of the oldest."
+    )
+
+
 class FenceCollection(_Wire):
     """The fences of a box as they judge positions; the largest ones where there are more than were asked for."""
 

@@ -35,6 +35,7 @@ PAGE: Final = {
             "triggers",
             "draw",
             "live",
+            "heat",
         )
     },
     "/map.css": ("map.css", _CSS),

@@ -2,6 +2,7 @@
 
 import { $, NOTHING, boxText, card, element, fetchJson, here, viewBox } from './dom.js';
 import { showGeofences, showTab } from './geofences.js';
+import { showHeat, showWaiting } from './heat.js';
 import { liveTiles } from './live-tiles.js';
 
 const SOURCE = 'tiles';
@@ -95,6 +96,8 @@ async function start() {
     map.addLayer({ id: 'flash-fill', type: 'fill', source: 'flash', paint: { 'fill-color': '#2f9e5f', 'fill-opacity': 0.1 } });
     map.addLayer({ id: 'flash-edge', type: 'line', source: 'flash', paint: { 'line-color': '#2f9e5f', 'line-width': 2, 'line-opacity': 0.8 } });
     showCoverage(map, tilejson, tileZoom, Popup, dagster);
+    showHeat(map, Popup);
+    showWaiting(map, Popup);
     showFeatures(map, tilejson, tileZoom, Popup, dagster, showGeofences(map, config, Popup));
   });
 
