@@ -129,10 +129,14 @@ class Ordeal:
             self.poster.allow(1)
             until(lambda: self.epoch, 150, "the first run begins")
             self.mover = Mover(stack, self._fences_every_s)
+            revision = 0
             for number, blow in enumerate(self.blows.order):
                 share = int((number + 0.5) / len(self.blows.order) * len(records))
                 self.poster.allow(share)
                 until(lambda share=share: (keeper.keep(), self.poster.sent >= share)[1], 600, "positions posted")
+                # However slow the machine is: between any two blows fences have moved.
+                until(lambda before=revision: (keeper.keep(), self.revision > before)[1], 150, "fences are adopted")
+                revision = self.revision
                 self.poster.allow(share + len(records) // len(self.blows.order) // 2)
                 getattr(self, blow.replace(" ", "_"))()
             self.poster.allow(len(records))
@@ -157,7 +161,7 @@ class Ordeal:
         )
         assert keeper.kills == self.blows.kills
         assert epochs > keeper.kills
-        assert len(changes) >= 3
+        assert len(changes) >= len(self.blows.order)
         assert sorted(change.forgotten for change in changes if change.forgotten) == sorted(self.erased)
         return found
 
@@ -165,6 +169,11 @@ class Ordeal:
     def epoch(self) -> int:
         """Of the run that has claimed the snapshot."""
         return in_force(self.stack.ledger).epoch
+
+    @property
+    def revision(self) -> int:
+        """Of the fences in force."""
+        return in_force(self.stack.ledger).revision
 
     # Blows
 
