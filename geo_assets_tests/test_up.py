@@ -353,7 +353,7 @@ def test_positions_have_the_sensor_start_a_routing_run_and_their_triggers_come(u
     def at(east: float) -> list[tuple[str, str]]:
         """Say where the device is, and look what was told of it."""
         now = time.time_ns() // 1_000_000
-        fix = {"device_id": "bus-18", "lon": lon + east * half, "lat": lat, "event_time_ms": now}
+        fix = {"device_id": "bus-18", "lon": lon + east * half, "lat": lat, "time_ms": now}
         up.post(fix, "--kind", "positions")
         with up.stack() as stack:
             return [(t.fence_id, NAMES[t.state]) for t in seen(stack).get("bus-18", [])]
