@@ -47,6 +47,8 @@ class Settings(BaseSettings):
     forwarded_allow_ips: str = Field(
         default="127.0.0.1", description="Proxies whose X-Forwarded-* headers are believed."
     )
+    # Half a minute on an idle laptop; a machine that is busy with something else takes ten times as long.
+    start_timeout_s: float = Field(default=600.0, gt=0, description="Longest that `up` waits for its services.")
     log_level: str = Field(default="info")
     log_format: str = Field(default="auto", description="`console`, `json`, or `auto`: console on a terminal.")
 
@@ -116,6 +118,10 @@ class Settings(BaseSettings):
     geofence_idle_s: float = Field(default=30.0, gt=0, description="Without a position for so long a run ends.")
     geofence_lateness_s: float = Field(
         default=5.0, ge=0, le=86_400, description="How long DWELL waits for a silent device's late positions."
+    )
+    # A hundred bytes each; beyond it the records of new devices are dead letters until others are silent for a week.
+    geofence_max_devices: int = Field(
+        default=2_000_000, ge=1, le=100_000_000, description="Devices that the routing run remembers."
     )
     geofence_crossings: bool = Field(
         default=False, description="Whether a fence passed between two fixes gives ENTER and EXIT."

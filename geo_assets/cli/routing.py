@@ -31,6 +31,7 @@ def breaker(
 ) -> None:
     """Hold the breaker of geofence routing, or say how it stands. The run obeys within a second; so do later ones."""
     import json
+    import time
 
     from geo_assets.services import holding, routing_result
 
@@ -42,7 +43,10 @@ def breaker(
     out.print(f"the breaker is held {held}" if held else "the breaker goes by itself")
     if last:
         ended = f"ended as {last['ended']}" if last.get("ended") else "goes on"
-        out.print(f"run of epoch {last['epoch']} ({ended}): {last.get('breaker', 'closed')}", markup=False)
+        # A run writes its result now and then: what was said a moment ago is not in it yet.
+        age_s = max(0, time.time_ns() // 1_000_000 - last.get("at_ms", 0)) // 1000
+        told = f"{last.get('breaker', 'closed')}, as of {age_s} s ago"
+        out.print(f"run of epoch {last['epoch']} ({ended}): {told}", markup=False)
 
 
 def route(

@@ -155,8 +155,11 @@ def _run(
             continue
         waiting = {name: url for name, url in waiting.items() if not answers(url)}
         if waiting:
-            if time.monotonic() - started > 180:
-                raise CliError(f"{', '.join(waiting)} did not answer within 180 s; their lines above say why")
+            if time.monotonic() - started > current.start_timeout_s:
+                raise CliError(
+                    f"{', '.join(waiting)} did not answer within {current.start_timeout_s:g} s "
+                    "(GEO_ASSETS_START_TIMEOUT_S); their lines above say why"
+                )
             continue
         if samples.progress(current, say):
             ready = True

@@ -45,6 +45,9 @@ _ALIASES = {
 }
 """What Web Mercator was called before it had its code."""
 
+MAX_COORDINATE = 1e8
+"""Metres (or feet, or degrees) from a CRS's origin: twice around the globe, and more than any false easting."""
+
 MIN_MARGIN = 5.0
 """Degrees around a CRS's area of use that are still near it: a national grid is used a little beyond its border."""
 
@@ -296,6 +299,9 @@ def to_wgs84(
         return coordinates, Operation(crs, "none", 0.0)
     if not len(coordinates):
         return coordinates, Operation(crs, "none", None)
+    # PROJ wraps longitudes: 1e300 metres east of nowhere would be a place.
+    if (largest := float(np.abs(coordinates).max())) > MAX_COORDINATE:
+        raise Refused("out_of_range", "geometry", f"{largest:g}", f"{MAX_COORDINATE:g}", f"no place in {crs}")
     made, fault, transformer = _transform(crs, coordinates, False)
     ballpark = False
     if made is None or transformer is None:

@@ -14,6 +14,9 @@ import numpy.typing as npt
 
 BREACHES = 3
 SHARE = 0.95
+LEAST = 1_000
+"""Things a second that pass a stage before its latency says something of its capacity: below, what is slow is a machine
+that is busy with something else, and an open breaker would help nobody."""
 
 BUCKETS_S = (
     0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.003, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.06, 0.1,
@@ -98,6 +101,7 @@ class StageGuard:
         trip: Called with a stage and a reason when the stage before it has been in breach for too long. The last stage
             has none behind it: what it does too slowly counts against its own breaker, one by one.
         breaches: Intervals in a row.
+        least: Values of an interval below which it says nothing.
     """
 
     def __init__(
@@ -106,17 +110,20 @@ class StageGuard:
         buckets: dict[str, Buckets],
         trip: Callable[[Stage, str], None],
         breaches: int = BREACHES,
+        least: int = 0,
     ) -> None:
+        self._least = least
         self._stages, self._buckets, self._trip, self._limit = tuple(stages), buckets, trip, breaches
         self._seen = {stage.name: list(buckets[stage.name].counts) for stage in stages}
         self.breaches = {stage.name: 0 for stage in stages}
         """Stage name -> intervals in a row in breach."""
 
     def interval(self) -> None:
-        """An interval is over. One in which nothing passed a stage ends its row of breaches."""
+        """An interval is over. One in which nothing, or too little, passed a stage ends its row of breaches."""
         for number, stage in enumerate(self._stages):
             buckets, since = self._buckets[stage.name], self._seen[stage.name]
-            in_breach = buckets.exceeds(stage.ceiling_s, since=since)
+            enough = sum(buckets.counts) - sum(since) >= self._least
+            in_breach = enough and buckets.exceeds(stage.ceiling_s, since=since)
             self._seen[stage.name] = list(buckets.counts)
             self.breaches[stage.name] = self.breaches[stage.name] + 1 if in_breach else 0
             if self.breaches[stage.name] >= self._limit and number + 1 < len(self._stages):

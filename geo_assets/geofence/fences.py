@@ -55,7 +55,7 @@ SET_VERSION = b"\x01"
 Outcome = Literal["applied", "stale", "duplicate", "version_conflict"]
 """Of a change: see `FenceSet.apply`."""
 
-MAX_CORNERS = 5_000
+MAX_CORNERS = 2_000
 """Points of a fence of circles, or of the line of a corridor: each is a millisecond of joining them."""
 
 
@@ -359,10 +359,30 @@ def _ground(event: FenceEvent, crs: str | None) -> BaseGeometry:
     check_range(box_of(shape))
     if not shapely.is_valid(shape):
         raise refuse(str(shapely.is_valid_reason(shape)))
-    made = oriented(_widened(shape, event))
+    try:
+        made = oriented(_widened(_flat(shape), event))
+    except shapely.errors.GEOSException as fault:
+        # Such as a corridor over a pole, whose pieces do not fit together in lon/lat.
+        raise refuse(f"its area cannot be drawn: {' '.join(str(fault).split())[:200]}") from None
+    if made.is_empty or made.geom_type not in ("Polygon", "MultiPolygon"):
+        raise refuse("it covers no area", value=made.geom_type, limit="area, points or lines")
     if (vertices := int(shapely.get_num_coordinates(made))) > MAX_VERTICES:
         raise refuse("its circles or corridor have too many vertices", "too_large", vertices, str(MAX_VERTICES))
     return made
+
+
+def _flat(shape: BaseGeometry) -> BaseGeometry:
+    """A collection, however nested, as one multi-geometry of its kind; areas that overlap are one area."""
+    if shape.geom_type != "GeometryCollection":
+        return shape
+    parts = [part for part in shapely.get_parts(shape).tolist() if not part.is_empty]
+    flat = [single for part in parts for single in shapely.get_parts(_flat(part)).tolist()]
+    dimensions = {int(shapely.get_dimensions(single)) for single in flat}
+    if len(dimensions) != 1:
+        return shapely.GeometryCollection(flat)
+    if dimensions == {2}:
+        return shapely.union_all(flat)
+    return shapely.MultiPoint(flat) if dimensions == {0} else shapely.MultiLineString(flat)
 
 
 def _widened(shape: BaseGeometry, event: FenceEvent) -> BaseGeometry:

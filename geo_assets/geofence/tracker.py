@@ -79,7 +79,16 @@ _DEGREE_M = EARTH_RADIUS_M * np.pi / 180 * 1.000001
 
 
 class TooManyDevices(RuntimeError):
-    """More devices at once than `max_devices`; nothing of the batch was taken."""
+    """More devices at once than `max_devices`; nothing of the batch was taken.
+
+    Args:
+        message: What is too many, and the limit.
+        devices: Those for which there is no room, in the order in which they came.
+    """
+
+    def __init__(self, message: str, devices: frozenset[str]) -> None:
+        super().__init__(message)
+        self.devices = devices
 
 
 @dataclass(slots=True)
@@ -305,7 +314,8 @@ class Tracker:
             if len(devices.number) + len(names) > rules.max_devices:
                 raise TooManyDevices(
                     f"max_devices: {len(devices.number)} devices are known and {len(names)} more came; the limit is "
-                    f"{rules.max_devices}. Raise it, or lower silent_ms ({rules.silent_ms})"
+                    f"{rules.max_devices}. Raise it, or lower silent_ms ({rules.silent_ms})",
+                    frozenset(name for name in names[max(0, rules.max_devices - len(devices.number)) :] if name),
                 )
             devices.add(names)  # pyright: ignore[reportArgumentType]
             number[wanted] = [devices.number[batch.device[row]] for row in wanted.tolist()]  # pyright: ignore[reportArgumentType]

@@ -28,7 +28,7 @@ from geo_assets.flow.bounds import Bounds, Shed
 from geo_assets.flow.breaker import FAILURES, OPEN_S, Breaker, Held
 from geo_assets.flow.dedup import CAPACITY, DedupWindow
 from geo_assets.flow.epochs import mark
-from geo_assets.flow.stages import DEDUP, EMIT, PUBLISH, STAGES, Stage, StageGuard
+from geo_assets.flow.stages import DEDUP, EMIT, LEAST, PUBLISH, STAGES, Stage, StageGuard
 from geo_assets.geofence.triggers import Trigger, Triggers, encode, encode_many
 from geo_assets.geofence.triggers import keys as keys_of
 from geo_assets.services.poison import Undertaker, letter_of
@@ -69,6 +69,7 @@ class RouterOptions:
         open_s: How long it stays open before its probe.
         slow_publish_s: Publishing that takes longer is a failure. 25 ms is a broker's; a disk of its own may take 1 s.
         interval_s: Between looks at the stages' ceilings: Prometheus' usual scrape.
+        least_a_s: Triggers a second below which a stage's latency says nothing.
         batch: Most triggers sent at once.
         under_way: Triggers sent and not acknowledged at which sending waits. A backlog waits here, where it is counted
             as waiting, and not in the client library, where it would look like a slow broker: 2,500 are 25 ms of
@@ -87,6 +88,7 @@ class RouterOptions:
     open_s: float = OPEN_S
     slow_publish_s: float = 0.025
     interval_s: float = 15.0
+    least_a_s: float = LEAST
     batch: int = 1_000
     under_way: int = 2_500
     spool_folder: Path | None = None
@@ -138,7 +140,12 @@ class Router:
             self._count_bloom,
         )
         self.counts = self.metrics.counts
-        self._stages = StageGuard(STAGES, self.metrics.seconds, self._stage_in_breach)
+        self._stages = StageGuard(
+            STAGES,
+            self.metrics.seconds,
+            self._stage_in_breach,
+            least=round(self.options.least_a_s * self.options.interval_s),
+        )
         self._undertaker = Undertaker(dead_letters)
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)

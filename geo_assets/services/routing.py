@@ -20,7 +20,7 @@ import numpy as np
 import structlog
 
 from geo_assets.events import topics
-from geo_assets.events.dead_letter import DeadLetter, Origin
+from geo_assets.events.dead_letter import DeadLetter, Origin, Reason
 from geo_assets.events.foreign import kept_headers
 from geo_assets.events.records import MAX_PART_ID
 from geo_assets.flow.stages import Buckets
@@ -28,7 +28,7 @@ from geo_assets.geofence.frames import decode
 from geo_assets.geofence.positions import read_positions, tick_value
 from geo_assets.geofence.replay import Replay, adopt
 from geo_assets.geofence.rules import Rules
-from geo_assets.geofence.tracker import Tracker
+from geo_assets.geofence.tracker import TooManyDevices, Tracker
 from geo_assets.services import forgetting, holding, resending, routing_result
 from geo_assets.services import geofence_snapshots as snapshots
 from geo_assets.services.dead_letters import write_dead_letters
@@ -50,10 +50,11 @@ from resources.tile_store.protocol import TileStoreError
 if TYPE_CHECKING:
     from geo_assets.flow.breaker import Held
     from geo_assets.geofence.index import FenceIndex
+    from geo_assets.geofence.positions import Positions
     from geo_assets.geofence.triggers import Triggers
     from geo_assets.settings import Settings
     from geo_assets.stack import Stack
-    from resources.event_log.protocol import OffsetOutOfRange, Record
+    from resources.event_log.protocol import OffsetOutOfRange, Record, Slice
 
 log = structlog.get_logger()
 
@@ -117,7 +118,11 @@ def options_of(settings: Settings) -> RoutingOptions:
         metrics_host=settings.host,
         idle_s=settings.geofence_idle_s,
         run_s=settings.geofence_run_s,
-        rules=Rules(lateness_ms=round(settings.geofence_lateness_s * 1000), crossings=settings.geofence_crossings),
+        rules=Rules(
+            lateness_ms=round(settings.geofence_lateness_s * 1000),
+            crossings=settings.geofence_crossings,
+            max_devices=settings.geofence_max_devices,
+        ),
         # A disk that is shared with everything else may take a second to have a commit.
         router=RouterOptions(slow_publish_s=0.025 if on_broker else 1.0, freeze=True),
         on_broker=on_broker,
@@ -393,7 +398,11 @@ class _Run:
         if poison:
             write_dead_letters(self.stack, [_letter(records.record(row)) for row in poison])
             self.result.dlq += len(poison)
-        told = self.tracker.feed(positions)
+        try:
+            told = self.tracker.feed(positions)
+        except TooManyDevices as fault:
+            positions = self._without(fault, positions, records)
+            told = self.tracker.feed(positions)
         self.result.positions += len(records)
         # Partition after partition: where each begins, and the highest stamp from there on.
         starts = np.flatnonzero(np.diff(positions.partition, prepend=-1))
@@ -405,6 +414,21 @@ class _Run:
             self.read_at[emitted] = batch.read_ns, int(positions.received_ms.min())
             self.router.route(told, emitted=emitted)
         return any(device is not None for device in positions.device)
+
+    def _without(self, fault: TooManyDevices, positions: Positions, records: Slice) -> Positions:
+        """The batch without the devices for which there is no room: their records are dead letters."""
+        rows = [row for row, device in enumerate(positions.device) if device in fault.devices]
+        log.error("too many devices", error=str(fault), devices=len(fault.devices), records=len(rows))
+        limit = self.options.rules.max_devices
+        write_dead_letters(self.stack, [_crowded(records.record(row), limit) for row in rows])
+        self.result.dlq += len(rows)
+        device = list(positions.device)
+        for row in rows:
+            device[row] = None
+        # A record that says nothing, not even the time: a tick would move the watermark.
+        time_ms = positions.time_ms.copy()
+        time_ms[rows] = 0
+        return replace(positions, device=device, time_ms=time_ms)
 
     def _acknowledged(self, emitted: int, at: Sequence[int]) -> None:
         of = self.read_at.get(emitted)
@@ -656,11 +680,19 @@ def lag_of(stack: Stack, offsets: Mapping[int, int]) -> int:
 
 def _letter(record: Record) -> DeadLetter:
     """The dead letter of a record that is no position. What it says of a place is in its payload alone."""
+    return _dead(record, "null_value" if record.value is None else "schema", "the value is no position")
+
+
+def _crowded(record: Record, limit: int) -> DeadLetter:
+    return _dead(record, "too_large", f"max_devices: {limit:,} devices are remembered, and there is no room for more")
+
+
+def _dead(record: Record, reason: Reason, explanation: str) -> DeadLetter:
     headers = kept_headers(record.headers)
     return DeadLetter.make(
-        reason="null_value" if record.value is None else "schema",
+        reason=reason,
         stage="route",
-        explanation="the value is no position",
+        explanation=explanation,
         source=headers.get(topics.HEADER_SOURCE, "")[:80] or "geofence",
         at_ms=now_ms(),
         event_id=headers.get(topics.HEADER_EVENT_ID, "")[:MAX_PART_ID] or None,

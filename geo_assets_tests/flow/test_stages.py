@@ -62,3 +62,17 @@ def test_earlier_intervals_do_not_count_and_the_last_stage_has_none_behind_it() 
         buckets[PUBLISH.name].observe(0.1, 10)
         guarded.interval()
     assert [name for name, _ in tripped] == [DEDUP.name]
+
+
+def test_an_interval_in_which_little_passed_says_nothing_of_a_stage() -> None:
+    tripped: list[tuple[Stage, str]] = []
+    buckets = {stage.name: Buckets() for stage in STAGES}
+    guarded = StageGuard(STAGES, buckets, lambda stage, reason: tripped.append((stage, reason)), least=100)
+    for _ in range(6):
+        buckets["emit"].observe(1.0, 99)
+        guarded.interval()
+    assert tripped == []
+    for _ in range(3):
+        buckets["emit"].observe(1.0, 100)
+        guarded.interval()
+    assert len(tripped) == 1

@@ -273,3 +273,54 @@ def test_the_content_hash_knows_content_and_not_revisions() -> None:
 def test_an_id_stands_once_in_a_set() -> None:
     with pytest.raises(ValueError, match="twice"):
         FenceSet(1, (box("1", 0, 0, 1, 1), box("1", 0, 0, 2, 2)))
+
+
+RING = [[24.9, 60.1], [25.0, 60.1], [25.0, 60.2], [24.9, 60.2], [24.9, 60.1]]
+AREA = {"type": "Polygon", "coordinates": [RING]}
+NEXT = {"type": "Polygon", "coordinates": [[[x + 0.05, y] for x, y in RING]]}
+LINE = {"type": "LineString", "coordinates": [[24.9, 60.1], [24.91, 60.1]]}
+SPOT = {"type": "Point", "coordinates": [24.9, 60.1]}
+
+
+def collection(*parts: Any) -> dict[str, Any]:
+    return {"type": "GeometryCollection", "geometries": list(parts)}
+
+
+@pytest.mark.parametrize(
+    ("geometry", "more"),
+    [
+        (collection(AREA), {}),
+        (collection(collection(AREA)), {}),
+        (collection(AREA, collection(NEXT)), {}),
+        (collection(collection(), AREA), {}),
+        (collection(SPOT), {"radius_m": 50}),
+        (collection(collection(LINE)), {"width_m": 50}),
+    ],
+)
+def test_a_collection_however_nested_is_the_area_of_its_parts(geometry: Any, more: dict[str, Any]) -> None:
+    made = fence(geometry=geometry, **more)
+    assert made.geometry.geom_type == "Polygon"
+    assert shapely.is_valid(made.geometry)
+
+
+@pytest.mark.parametrize(
+    "geometry",
+    [
+        collection(),
+        collection(collection(), collection()),
+        collection(AREA, SPOT),
+        collection(collection(AREA), collection(LINE)),
+    ],
+)
+def test_a_collection_without_ground_or_of_mixed_kinds_is_refused(geometry: Any) -> None:
+    refused(geometry=geometry)
+
+
+def test_an_area_that_cannot_be_drawn_is_refused_in_words() -> None:
+    over_the_pole = {"type": "LineString", "coordinates": [[0, 89], [180, 89]]}
+    assert "cannot be drawn" in str(refused(geometry=over_the_pole, width_m=2_000_000))
+
+
+def test_metres_beyond_the_globe_are_out_of_range() -> None:
+    far = {"type": "Point", "coordinates": [1e300, 1]}
+    assert refused(geometry=far, radius_m=9, crs="EPSG:3857").reason == "out_of_range"

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,7 +42,9 @@ def test_poison_is_named_by_its_row_and_keeps_its_offset() -> None:
 
 
 def test_a_time_beyond_64_bits_is_out_of_range_like_any_other() -> None:
-    columns, poison = read_positions([b'{"device_id":"d","event_time_ms":%d}' % (1 << 63)], [0], [0], [NOON])
+    columns, poison = read_positions(
+        [b'{"device_id":"d","lon":1,"lat":2,"event_time_ms":%d}' % (1 << 63)], [0], [0], [NOON]
+    )
     assert not poison
     assert columns.time_ms.tolist() == [0]
 
@@ -64,3 +68,25 @@ def test_each_record_is_judged_by_itself_whatever_stands_beside_it(values: list[
     assert poison == [row for row, (_, bad) in enumerate(alone) if 0 in bad]
     assert list(columns.device) == [one.device[0] for one, _ in alone]
     assert columns.time_ms.tolist() == [int(one.time_ms[0]) for one, _ in alone]
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"device_id": "a"},
+        {"device_id": "a", "lat": 60.1},
+        {"device_id": "a", "lon": 24.9},
+        {"device_id": "", "lon": 1, "lat": 2},
+        {"device_id": "x" * 129, "lon": 1, "lat": 2},
+        {"device_id": "a\0b", "lon": 1, "lat": 2},
+        {"lon": 1, "lat": 2},
+        {"device_id": "a", "lon": None, "lat": 2},
+    ],
+)
+def test_a_record_without_a_place_or_a_device_is_poison_and_never_at_0_0(members: dict[str, Any]) -> None:
+    value = json.dumps({"event_time_ms": NOON, **members}).encode()
+    good = json.dumps({"event_time_ms": NOON, "device_id": "b", "lon": 1.0, "lat": 2.0}).encode()
+    found, poison = read_positions([good, value, tick_value(NOON)], [0, 0, 0], [0, 1, 2], [1, 1, 1])
+    assert poison == [1]
+    assert found.device == ["b", None, None]
+    assert found.time_ms.tolist() == [NOON, 0, NOON]

@@ -537,7 +537,7 @@ def test_a_full_spool_keeps_the_rest_in_memory_in_order(
 def test_a_stage_in_breach_for_three_intervals_stops_pulling_until_the_breaker_of_the_next_closes(
     log: SqliteEventLog, start: Callable[..., Router]
 ) -> None:
-    router = start(log, interval_s=0.05, open_s=0.3)
+    router = start(log, interval_s=0.05, open_s=0.3, least_a_s=1)
     opened = threading.Event()
     for sequence in range(1, 200):
         # Handed over 20 ms after they were made, again and again.

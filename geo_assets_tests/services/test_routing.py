@@ -249,6 +249,24 @@ def test_what_is_no_position_is_a_dead_letter_that_tells_no_place(stack: Stack) 
     assert len(seen(stack)["d"]) == 1
 
 
+def test_rule_9_a_device_for_which_there_is_no_room_costs_itself_and_is_a_dead_letter(stack: Stack) -> None:
+    post_fences(stack, [fence(0)])
+    now = time.time_ns() // 1_000_000 - 60_000
+    inside = (WEST + SIDE / 2, SOUTH + SIDE / 2)
+    stack.log.append([position(device, now + n, *inside) for n, device in enumerate("abcab")])
+    options = replace(OPTIONS, rules=replace(OPTIONS.rules, max_devices=2))
+    result = routing.route(stack, options)
+    assert result.ended == "idle"
+    told = set(seen(stack))
+    assert len(told) == 2
+    # Whichever partition was read last has the one too many.
+    (left_out,) = set("abc") - told
+    letters = [one.letter for one in list_dead_letters(stack.log)]
+    assert len(letters) == result.dlq == "abcab".count(left_out)
+    assert {(letter.reason, letter.stage) for letter in letters} == {("too_large", "route")}
+    assert all("max_devices" in letter.explanation for letter in letters)
+
+
 def test_fences_that_are_none_are_dead_letters_and_cost_no_other(stack: Stack) -> None:
     stack.log.append([NewRecord(topics.FENCES, '"a"', value) for value in (b"{", b'{"type":"Feature","id":"a"}', None)])
     post_fences(stack, [fence(0), fence(0, shift=1.0), fence(1)])
