@@ -357,6 +357,9 @@ class Keeper:
         self._all.append(Route(self.environment, self._log.with_suffix(f".{self.started}.log")))
         return self._all[-1]
 
+    def ripe(self) -> None:
+        """Wait until the running one may be killed: these may be at any time."""
+
     def kill(self, following: Route | None = None) -> None:
         """Kill the running one; another takes its place."""
         self.keep().kill()

@@ -13,11 +13,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 
+import psutil
 import pytest
 
 from geo_assets.events import topics
@@ -195,6 +196,7 @@ class Ordeal:
 
     def kill_in_an_outage(self) -> None:
         """With triggers told that nobody has acknowledged, long enough for a snapshot that must not be written."""
+        self.keeper.ripe()
         self._tells()
         epoch = self.epoch
         self.poster.burst(600, 150)
@@ -377,17 +379,26 @@ class Daemon(Keeper):
         assert self._platform.process.poll() is None, self._platform.text[-4_000:]
         return None  # type: ignore[return-value]
 
+    def ripe(self) -> None:
+        """Wait until a run has worked for so long that the sensor does not bide its time when it is killed."""
+        until(self._ripe, 300, "a run that has worked for a while", every=0.5)
+
     def kill(self, following: Route | None = None) -> None:
+        self.ripe()
+        for process in self._ripe():
+            process.kill()
+        self.kills += 1
+
+    def _ripe(self) -> list[psutil.Process]:
         from geo_assets_tests.ordeal import processes
         from sensors.geofence_positions import SOON_S
 
-        found = until(lambda: processes(self._platform, "run"), 150, "a run is alive")
-        # One that is killed soon after it began counts as failed, and the sensor bides its time.
-        started = min(process.create_time() for process in found)
-        time.sleep(max(0.0, started + SOON_S + 5.0 - time.time()))
-        for process in found:
-            process.kill()
-        self.kills += 1
+        found: list[psutil.Process] = []
+        for process in processes(self._platform, "run"):
+            with suppress(psutil.NoSuchProcess):
+                if process.create_time() < time.time() - SOON_S - 5.0:
+                    found.append(process)
+        return found
 
     def end(self) -> None:
         assert self._platform.stop() == 0
@@ -406,7 +417,8 @@ def test_rule_2_two_hundred_thousand_positions_and_ten_killed_runs_of_the_sensor
              "kill", "kill"]  # fmt: skip
     with (
         production_with(broker, tmp_path) as environment,
-        running(tmp_path / "home", **environment) as platform,
+        # A run that had read everything would end before it is old enough.
+        running(tmp_path / "home", **environment, GEO_ASSETS_GEOFENCE_IDLE_S="600") as platform,
     ):
         journey = Journey(200, 1_000, time.time_ns() // 1_000_000 - 1_000 * STEP_MS)
         strike(Daemon(platform), Blows(order, outages_of(broker, 5.0)), journey, 1_500, 5.0)
