@@ -144,8 +144,9 @@ def list_backfills(
         out.print("no manifest yet: geo-assets backfill makes one")
         return
     table = Table(box=None)
+    # An id that is cut cannot be given to the other commands.
     for column in ("manifest", "kind", "state"):
-        table.add_column(column)
+        table.add_column(column, no_wrap=True, overflow="ignore")
     for column in ("done", "tiles", "failed"):
         table.add_column(column, justify="right")
     table.add_column("title")

@@ -99,6 +99,9 @@ class Other:
         try:
             write_message(process.stdin, message)
             answer = read_message(process.stdout)
+        except BrokenPipeError:
+            # It ended before it had read the message: the same as before its answer.
+            raise ShadowError(f"the other interpreter ended: {self._said()}") from None
         except (OSError, ValueError) as fault:
             raise ShadowError(f"the other interpreter broke off: {fault}; {self._said()}") from None
         if answer is None:

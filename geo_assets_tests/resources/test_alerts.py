@@ -58,6 +58,15 @@ def adapter(request: pytest.FixtureRequest, receiver: Webhook) -> Iterator[Alert
     made.close()
 
 
+@pytest.fixture(autouse=True)
+def every_level() -> Iterator[None]:
+    """Whatever level a test before this one chose for its process: each line is seen."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(0))
+    yield
+    structlog.configure(**before)
+
+
 def test_an_adapter_is_one_and_names_its_channels_always_alike(adapter: Alerts) -> None:
     assert isinstance(adapter, Alerts)
     assert len(adapter.channels) == 1

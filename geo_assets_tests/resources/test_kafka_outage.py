@@ -127,7 +127,7 @@ def test_rule_2_a_broker_killed_under_load_loses_nothing_acknowledged_and_needs_
     # The first question of all about a group, while its coordinator is only being made.
     assert log.committed("g", "t") == {}
 
-    stop = threading.Event()
+    stop, ended = threading.Event(), threading.Event()
     lock = threading.Lock()
     acknowledged: dict[Position, bytes] = {}
     refused: list[LogUnavailable] = []
@@ -150,7 +150,7 @@ def test_rule_2_a_broker_killed_under_load_loses_nothing_acknowledged_and_needs_
 
     def consume() -> None:
         consumer = log.consumer("g", ["t"])
-        while not (stop.is_set() and len(polled) >= len(acknowledged)) and time.monotonic() < deadline:
+        while not (ended.is_set() and len(polled) >= len(acknowledged)) and time.monotonic() < deadline:
             try:
                 records = consumer.poll(timeout_s=0.5)
                 consumer.commit(after(records))
@@ -163,7 +163,7 @@ def test_rule_2_a_broker_killed_under_load_loses_nothing_acknowledged_and_needs_
     def follow() -> None:
         follower = log.follow("t", dict.fromkeys(log.extents("t"), 0))
         # Refused ones may be there too: what counts is that each acknowledged one came.
-        while not (stop.is_set() and acknowledged.keys() <= set(followed)) and time.monotonic() < deadline:
+        while not (ended.is_set() and acknowledged.keys() <= set(followed)) and time.monotonic() < deadline:
             try:
                 some = follower.take(500, 0.2)
             except LogUnavailable as away:
@@ -204,6 +204,9 @@ def test_rule_2_a_broker_killed_under_load_loses_nothing_acknowledged_and_needs_
         time.sleep(0.05)
     recovery_s = time.monotonic() - began
     stop.set()
+    for thread in threads[:4]:
+        thread.join(60)
+    ended.set()  # Nothing more is acknowledged from here on.
     for thread in threads:
         thread.join(60)
 
