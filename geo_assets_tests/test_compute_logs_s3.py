@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import urlopen
@@ -18,6 +20,19 @@ from geo_assets_tests.real_services import room, settings_of
 
 DEPLOYED = Path(__file__).parents[1] / "deploy/dagster.yaml"
 KEY = ["a-run", "compute_logs", "tiles"]
+
+
+@pytest.fixture(autouse=True)
+def terminates() -> Iterator[None]:
+    """What this process starts can be terminated, whatever a library did to SIGTERM before."""
+    before = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    handler = None
+    if threading.current_thread() is threading.main_thread():
+        handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    if handler is not None:
+        signal.signal(signal.SIGTERM, handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @pytest.fixture

@@ -232,23 +232,6 @@ def test_nothing_is_read_and_nothing_remembered_while_nobody_listens(
         assert topics.TRIGGERS not in read
 
 
-def test_the_last_listener_s_leaving_ends_the_reading(world: TileWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "TICK_S", 0.02)
-    read: list[str] = []
-    honest = type(world.log).extents
-    monkeypatch.setattr(type(world.log), "extents", lambda log, topic: (read.append(topic), honest(log, topic))[1])
-    with world.served() as client:
-        with client.stream("GET", "/live?show=devices") as response:
-            assert response.status_code == 200
-            next(response.iter_bytes())
-            until(lambda: topics.POSITIONS in read)
-        until(lambda: "tileserver_live_clients 0.0" in client.get("/metrics").text)
-        time.sleep(0.2)
-        read.clear()
-        time.sleep(0.2)
-        assert topics.POSITIONS not in read
-
-
 def until(true: Any, seconds: float = 10) -> None:
     deadline = time.monotonic() + seconds
     while not true():
