@@ -27,7 +27,7 @@ def stays_bounded(result: Endured) -> None:
 def test_the_disk_stays_bounded_under_a_steady_rate_of_commits(
     stack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stays_bounded(endure(stack, tmp_path, monkeypatch, seconds=9, rate=200, kept_s=1.5, every_s=0.5))
+    stays_bounded(endure(stack, tmp_path, monkeypatch, seconds=6, rate=200, kept_s=1.0, every_s=0.4))
 
 
 @pytest.mark.soak
