@@ -262,12 +262,11 @@ def _digest(*parts: object) -> str:
 
 
 def judge_checks(state: State, evaluations: Iterable[Evaluation], links: Links) -> None:
-    """Take in evaluations: of each check the newest says what stands."""
-    newest: dict[str, Evaluation] = {}
-    for one in evaluations:
-        if one.id > max(state.checks.get(one.check, -1), newest[one.check].id if one.check in newest else -1):
-            newest[one.check] = one
-    for check, found in newest.items():
+    """Take in evaluations, oldest first: the newest of a check says what stands, and what failed in between is told."""
+    for found in sorted(evaluations, key=lambda one: one.id):
+        check = found.check
+        if found.id <= state.checks.get(check, -1):
+            continue
         state.checks[check] = found.id
         mine = {key for key, each in state.firing.items() if each.alert.kind == "check" and each.alert.name == check}
         stands = {} if found.passed else conditions_of(found, links)
@@ -366,9 +365,8 @@ def _end(state: State, key: str, summary: str, at_ms: int) -> None:
     condition = state.firing.pop(key)
     state.over[key] = replace(condition.alert, status="resolved", summary=summary, at_ms=at_ms)
     for channel in state.channels.values():
-        waits = channel.sending is not None
-        if waits and key not in channel.told and key not in channel.digests and len(channel.told) < OWED:
-            # It began and ended while the channel took nothing: it is told of all the same.
+        if key not in channel.told and key not in channel.digests and len(channel.told) < OWED:
+            # It began and ended between two looks, or while the channel took nothing: it is told of all the same.
             channel.told[key] = replace(condition, digest="")
 
 

@@ -82,6 +82,21 @@ def test_far_apart_regions_are_alerts_of_their_own_and_each_ends_by_itself() -> 
     assert here.state.firing == here.state.over == here.state.channels["hook"].told == {}
 
 
+def test_what_began_and_ended_between_two_looks_is_told_once_as_over() -> None:
+    here = Told()
+    here.tick()
+    here.check(HOME)
+    here.check()
+    (alert,) = here.tick()
+    assert (alert.status, alert.name, [one.subject for one in alert.failing]) == (
+        "resolved",
+        "tiles/topology",
+        [HOME.key],
+    )
+    assert here.tick() == []
+    assert here.state.over == here.state.channels["hook"].told == {}
+
+
 def test_more_regions_than_people_can_read_are_one() -> None:
     here = Told()
     here.check(*(Tile(14, 512 * step, 4_741) for step in range(REGIONS + 1)))

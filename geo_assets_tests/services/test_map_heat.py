@@ -120,6 +120,7 @@ def test_both_fit_on_a_phone(browser: Any, world: TileWorld, client: httpx.Clien
     assert box is not None
     assert box["x"] + box["width"] <= 360
     page.page.click("#fold")
+    page.until("() => geoAssets.map.queryRenderedFeatures({ layers: ['heat-fill'] }).length > 0")
     page.page.touchscreen.tap(180, 370)
     page.page.wait_for_selector(".hover:has-text('1 tile')")
     assert page.faults == []
