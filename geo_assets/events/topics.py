@@ -19,6 +19,9 @@ TRIGGERS = "triggers"
 
 ALL = (RAW, TILES, TILE_UPDATED, DEAD_LETTERS, POSITIONS, FENCES, TRIGGERS)
 
+INGEST_GROUP = "ingest"
+"""Consumer group of ingest on `[raw]`."""
+
 HEADER_EVENT_ID = "event-id"
 HEADER_SOURCE = "source"
 HEADER_KIND = "kind"

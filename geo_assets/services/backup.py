@@ -35,7 +35,6 @@ from geo_assets.services import geofence_snapshots
 from geo_assets.services.geofence_backup import GeofenceState, GeofenceStateMoves, copy_state, make_right, put_back
 from geo_assets.services.migrating import migrate_all, versions
 from geo_assets.services.purging import tile_url
-from geo_assets.services.status import INGEST_GROUP
 from geo_assets.services.supervisor import Supervisor
 from geo_assets.services.tileserver.stream import EPOCH_NAME
 from geo_assets.stack import Stack
@@ -149,7 +148,7 @@ def make_backup(settings: Settings, path: Path) -> Backup:
 
 
 def _raw_position(stack: Stack) -> dict[int, int]:
-    committed = stack.log.committed(INGEST_GROUP, topics.RAW)
+    committed = stack.log.committed(topics.INGEST_GROUP, topics.RAW)
     return {
         partition: committed.get(partition, extent.begin) for partition, extent in stack.log.extents(topics.RAW).items()
     }
@@ -391,7 +390,7 @@ def _rewind(stack: Stack, backup: Backup | None) -> tuple[int, int, int | None]:
         lost += max(0, extent.begin - wanted)
         position[partition] = min(max(wanted, extent.begin), extent.end)
         replayed += extent.end - position[partition]
-    stack.log.commit(INGEST_GROUP, topics.RAW, position)
+    stack.log.commit(topics.INGEST_GROUP, topics.RAW, position)
     return replayed, lost, None if backup is None or same else sum(backup.raw_next.values())
 
 

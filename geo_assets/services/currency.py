@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from geo_assets.events import topics
 from geo_assets.services.geofence_snapshots import in_force
-from geo_assets.services.status import INGEST_GROUP
 from resources.event_log.protocol import OffsetOutOfRange
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ def readers(stack: Stack) -> list[Reader]:
     """Ingest on `[raw]`, the ledger's positions on `[tiles]`, and the routing run's on `[positions]`."""
     log, ledger = stack.log, stack.ledger
     offsets = {
-        topics.RAW: log.committed(INGEST_GROUP, topics.RAW),
+        topics.RAW: log.committed(topics.INGEST_GROUP, topics.RAW),
         topics.TILES: ledger.positions(log.topic_id(topics.TILES)),
         topics.POSITIONS: in_force(ledger).offsets,
     }

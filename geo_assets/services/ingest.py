@@ -39,7 +39,6 @@ from geo_assets.services.ingest_worker import BodyResult, BodyTask, Circumstance
 from geo_assets.services.layer_changes import follow_layers
 from geo_assets.services.lost_records import records_in, remember_loss, stop_if_told
 from geo_assets.services.pool import TaskFailed, WorkerPool, WorkersUnavailable
-from geo_assets.services.status import INGEST_GROUP
 from geo_assets.services.valid_edits import edit_of
 from resources.event_log.protocol import (
     InvalidRecord,
@@ -125,7 +124,7 @@ class Ingest:
         self._step = step or (lambda _name: None)
         settings = stack.settings
         self._pool = WorkerPool(settings.ingest_workers, settings.task_timeout_s, ingest_worker.start, (settings,))
-        self._consumer = stack.log.consumer(INGEST_GROUP, [topics.RAW])
+        self._consumer = stack.log.consumer(topics.INGEST_GROUP, [topics.RAW])
         self._callbacks = Callbacks(stack)
 
     def close(self) -> None:
@@ -172,7 +171,7 @@ class Ingest:
         LOST.inc(records_in(gone))
         # The note before the position: a crash in between tells it again, and never not at all.
         remember_loss(self.stack.ledger, gone, now_ms())
-        self.stack.log.commit(INGEST_GROUP, gone.topic, {gone.partition: gone.begin})
+        self.stack.log.commit(topics.INGEST_GROUP, gone.topic, {gone.partition: gone.begin})
         self._consumer.seek_to_committed()
 
     def _sweep(self) -> None:

@@ -13,9 +13,6 @@ from geo_assets.services.lost_records import losses_of
 if TYPE_CHECKING:
     from geo_assets.stack import Stack
 
-INGEST_GROUP = "ingest"
-"""Consumer group of ingest on `[raw]`."""
-
 
 def moment(ms: int) -> str | None:
     """ISO 8601 in UTC of milliseconds since the epoch; None of 0."""
@@ -25,7 +22,7 @@ def moment(ms: int) -> str | None:
 def lag_of(stack: Stack) -> dict[str, int]:
     """Records behind: of ingest on `[raw]`, of the ledger's positions on `[tiles]`."""
     log = stack.log
-    committed = log.committed(INGEST_GROUP, topics.RAW)
+    committed = log.committed(topics.INGEST_GROUP, topics.RAW)
     raw = sum(max(0, e.end - max(e.begin, committed.get(p, e.begin))) for p, e in log.extents(topics.RAW).items())
     positions = stack.ledger.positions(log.topic_id(topics.TILES))
     tiles = sum(max(0, e.end - max(e.begin, positions.get(p, e.begin))) for p, e in log.extents(topics.TILES).items())

@@ -23,7 +23,6 @@ from geo_assets.services import throughput
 from geo_assets.services.build import TileBuilder
 from geo_assets.services.dead_letters import write_dead_letters
 from geo_assets.services.hints import hint_dead_letter
-from geo_assets.services.status import INGEST_GROUP
 from geo_assets.settings import Settings
 from geo_assets.stack import Stack
 from geo_assets.tiles.tile import Tile
@@ -219,7 +218,9 @@ def stopped_source(here: World, monkeypatch: pytest.MonkeyPatch) -> Injected:
 def standing_reader(here: World, monkeypatch: pytest.MonkeyPatch) -> Injected:
     old_ms = int(time.time() * 1000) - 6 * 24 * 3_600_000
     (at,) = here.stack.log.append([NewRecord(topics.RAW, "demo:1", b"{}", timestamp_ms=old_ms)])
-    return Injected(lambda: here.stack.log.commit(INGEST_GROUP, topics.RAW, {at.partition: at.offset + 1}), tile=None)
+    return Injected(
+        lambda: here.stack.log.commit(topics.INGEST_GROUP, topics.RAW, {at.partition: at.offset + 1}), tile=None
+    )
 
 
 @fault("many dead letters")

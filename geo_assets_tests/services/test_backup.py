@@ -23,7 +23,6 @@ from geo_assets.services.backup import (
 )
 from geo_assets.services.build import TileBuilder
 from geo_assets.services.garbage import collect_objects
-from geo_assets.services.status import INGEST_GROUP
 from geo_assets.services.supervisor import AlreadyRunning, Supervisor
 from geo_assets.services.tileserver.stream import EPOCH_NAME
 from geo_assets_tests.stacks import STACKS, changes_of
@@ -67,7 +66,7 @@ def ingest(world: World) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         world.ingest.run_once(timeout_s=0.2)
-        committed = world.stack.log.committed(INGEST_GROUP, topics.RAW)
+        committed = world.stack.log.committed(topics.INGEST_GROUP, topics.RAW)
         if all(committed.get(p, 0) >= e.end for p, e in world.stack.log.extents(topics.RAW).items() if e.end):
             return
     raise AssertionError("ingest did not reach the end of the log in 60 s")

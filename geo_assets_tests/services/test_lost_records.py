@@ -15,7 +15,7 @@ from geo_assets.events import topics
 from geo_assets.services import ingest as ingest_module
 from geo_assets.services.ingest import Ingest
 from geo_assets.services.lost_records import LOSSES_VALUE, Loss, RecordsLost, losses_of, remember_loss
-from geo_assets.services.status import INGEST_GROUP, snapshot
+from geo_assets.services.status import snapshot
 from geo_assets_tests.resources.kafka_harness import own_topics
 from geo_assets_tests.world import World, feature
 from resources.event_log.protocol import OffsetOutOfRange
@@ -76,7 +76,7 @@ def test_rule_1_told_to_stop_ingest_ends_with_a_line_and_moves_nothing_until_it_
     line = explain(raised.value)
     for part in ("4 records of raw/0", "position 3", "oldest 7", "newest 8", "GEO_ASSETS_OFFSET_OUT_OF_RANGE=reset"):
         assert part in line
-    assert world.stack.log.committed(INGEST_GROUP, topics.RAW) == {0: 3}
+    assert world.stack.log.committed(topics.INGEST_GROUP, topics.RAW) == {0: 3}
     assert losses_of(world.stack.ledger) == {}
     assert ids(world) == [0, 1, 2]
 
@@ -99,7 +99,7 @@ def test_rule_1_told_to_go_on_ingest_counts_what_was_lost_and_status_keeps_showi
     lost = snapshot(world.stack)["lost"]["raw"]
     assert (lost["records"], lost["times"], lost["partition"], lost["position"], lost["oldest"]) == (4, 1, 0, 3, 7)
     assert lost["at"]
-    assert world.stack.log.committed(INGEST_GROUP, topics.RAW) == {0: 8}
+    assert world.stack.log.committed(topics.INGEST_GROUP, topics.RAW) == {0: 8}
 
 
 @pytest.fixture
