@@ -103,8 +103,17 @@ class TileUpdated(BaseModel):
                     "revision": 7,
                     "outcome": "built",
                     "bytes": 18342,
-                    "built_at_ms": 1777636800250,
+                    "built_at_ms": 1777636799022,
                     "data_time_ms": 1777636799000,
+                    "stages": {
+                        "received": 1777636799000250,
+                        "stored": 1777636799006100,
+                        "hinted": 1777636799007900,
+                        "taken": 1777636799011300,
+                        "built": 1777636799020800,
+                        "committed": 1777636799022500,
+                        "announced": 1777636799022900,
+                    },
                 }
             ]
         },
@@ -128,6 +137,11 @@ class TileUpdated(BaseModel):
         default=False,
         description="Told before, but a cache may have given out the tile as it was: load it again although you have "
         "this revision. Absent: false.",
+    )
+    stages: dict[str, int] | None = Field(
+        default=None,
+        description="When the edit that waited longest for this revision passed the stages of its way: stage -> "
+        "microseconds since the epoch, UTC. For watching alone; absent where nobody stamped it.",
     )
 
 

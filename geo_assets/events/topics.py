@@ -19,6 +19,9 @@ TRIGGERS = "triggers"
 
 ALL = (RAW, TILES, TILE_UPDATED, DEAD_LETTERS, POSITIONS, FENCES, TRIGGERS)
 
+TILE_HINTS = (TILES,)
+"""Where hints come in."""
+
 INGEST_GROUP = "ingest"
 """Consumer group of ingest on `[raw]`."""
 
@@ -31,6 +34,8 @@ HEADER_CRS = "source-crs"
 """What `X-Source-CRS` said."""
 HEADER_RECEIVED_MS = "received-ms"
 """Milliseconds since the epoch, UTC, never falling within one edge process: the event time of what came without one."""
+HEADER_STAGES = "stages"
+"""When an edit passed the stages of its way so far (services/edit_stages.py). For watching: nothing hangs on it."""
 HEADER_SHA256 = "sha256"
 """Hex sha256 of the body (after decompression)."""
 HEADER_POINTER = "pointer"
@@ -52,6 +57,7 @@ HEADERS = frozenset(
         HEADER_CONTENT_TYPE,
         HEADER_CRS,
         HEADER_RECEIVED_MS,
+        HEADER_STAGES,
         HEADER_SHA256,
         HEADER_POINTER,
         HEADER_CALLBACK,

@@ -15,11 +15,13 @@ from geo_assets.events import topics
 from geo_assets.events.records import TileUpdated
 from geo_assets.services import purging
 from geo_assets.services.dead_letters import now_ms
+from geo_assets.services.edit_stages import NONE, Stamps, stamps_in
 from geo_assets.tiles.tile import Tile
 from resources.event_log.protocol import LogUnavailable, NewRecord
 from resources.ledger.protocol import Duty, Owed
 
 if TYPE_CHECKING:
+    from geo_assets.services.edit_stages import StageHistograms
     from geo_assets.stack import Stack
 
 log = structlog.get_logger()
@@ -31,8 +33,25 @@ PURGE_PAGE = 1_000
 """Purges between two payments: a second's worth."""
 
 
+def passed(row: Owed) -> Stamps:
+    """The stages that the edit behind a commit passed, up to this announcement of it; `NONE` where nobody stamped it.
+
+    The ledger's own time of the commit counts in milliseconds: it is not before what was stamped ahead of it.
+    """
+    stamps = stamps_in(row.details)
+    if stamps == NONE:
+        return NONE
+    if not stamps.committed:
+        stamps = stamps.at("committed", max(stamps.built, stamps.taken, row.built_at_ms * 1_000))
+    return stamps.at("announced")
+
+
 def announcement(row: Owed, *, again: bool = False) -> NewRecord:
     """The record that tells clients of one commit; `again`: that caches may have shown them the tile before it."""
+    return _record(row, NONE if again else passed(row), again=again)
+
+
+def _record(row: Owed, stamps: Stamps, *, again: bool = False) -> NewRecord:
     tile = Tile.from_key(row.key)
     value = TileUpdated.model_validate(
         {
@@ -46,29 +65,36 @@ def announcement(row: Owed, *, again: bool = False) -> NewRecord:
             "built_at_ms": row.built_at_ms,
             "data_time_ms": row.data_time_ms,
             "again": again,
+            "stages": stamps.to_members() or None,
         }
     )
     return NewRecord(topics.TILE_UPDATED, row.key, value.model_dump_json(exclude_defaults=True).encode())
 
 
-def announce(stack: Stack, rows: Sequence[Owed], *, purged: Sequence[Owed] = ()) -> int:
+def announce(
+    stack: Stack, rows: Sequence[Owed], *, purged: Sequence[Owed] = (), stages: StageHistograms | None = None
+) -> int:
     """Announce these commits and pay the rows. A log that cannot take them leaves them owed.
 
     Args:
         stack: The ports.
         rows: Announce duties.
         purged: Purge duties of the same commits that were seen to; paid in the same transaction.
+        stages: Where to note how long the stages from `taken` to `announced` took.
 
     Returns:
         How many commits were announced.
     """
     if not rows:
         return 0
+    stamps = [passed(row) for row in rows]
     try:
-        stack.log.append([announcement(row) for row in rows])
+        stack.log.append([_record(row, one) for row, one in zip(rows, stamps, strict=True)])
     except LogUnavailable as fault:
         log.warning("announcements stay owed", rows=len(rows), error=str(fault))
         return 0
+    if stages is not None:
+        stages.observe(stamps, "taken", "built", "committed", "announced")
     stack.ledger.pay([row.id for row in (*rows, *purged)])
     return len(rows)
 

@@ -79,6 +79,11 @@ _HEADERS: dict[str, dict[str, Any]] = {
         "pattern": "^[0-9]{1,13}$",
         "description": "When it was received, milliseconds since the epoch, UTC. Default: the record's timestamp.",
     },
+    topics.HEADER_STAGES: {
+        "description": "When the edit passed the stages of its way so far: a JSON object, stage -> microseconds since "
+        "the epoch, UTC. For watching alone.",
+        "examples": ['{"received":1777636799000250,"stored":1777636799006100,"hinted":1777636799007900}'],
+    },
     topics.HEADER_SHA256: {"pattern": "^[0-9a-f]{64}$", "description": "sha256 of the body, hex."},
     topics.HEADER_POINTER: {
         "pattern": "^inbox/[0-9a-f]{64}$",
@@ -160,6 +165,7 @@ _EVENT_HEADERS = (
 )  # fmt: skip
 _RAW_HEADERS = (
     *_EVENT_HEADERS, topics.HEADER_CONTENT_TYPE, topics.HEADER_CRS, topics.HEADER_SHA256, topics.HEADER_REPLAY,
+    topics.HEADER_STAGES,
 )  # fmt: skip
 
 _TOPICS = (
@@ -219,7 +225,8 @@ _TOPICS = (
                 "Look at this tile",
                 "A tile by `z` (or `zoom`), `x` and `y`; or null, and the key names it.",
                 "TileHintOrNull",
-                (*_EVENT_HEADERS, topics.HEADER_VERTEX_COUNT, topics.HEADER_REGION_PRIORITY, topics.HEADER_REPLAY),
+                (*_EVENT_HEADERS, topics.HEADER_VERTEX_COUNT, topics.HEADER_REGION_PRIORITY, topics.HEADER_REPLAY,
+                 topics.HEADER_STAGES),
                 [{"name": "by value", "payload": {"z": 14, "x": 9327, "y": 4741}}, {"name": "by key", "payload": None}],
             ),
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import shapely
 
 from geo_assets.events import topics
 from geo_assets.events.records import TileHint
+from geo_assets.services.edit_stages import Stamps
 from geo_assets.services.fence_features import owed_fences
 from geo_assets.tiles.cover import covers
 from geo_assets.tiles.tile import Tile
@@ -36,6 +37,8 @@ class DirtyPlan:
     edit_cap: int
     manifest: str | None = None
     known: set[str] = field(default_factory=set)
+    received_us: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Event key -> when the edge received it, microseconds since the epoch, where that is known: a hint's stamp."""
     fresh: set[str] = field(default_factory=set)
     """Tiles that this batch adds to `known`, for the caller to add once the transaction is durable."""
 
@@ -61,7 +64,7 @@ class DirtyPlan:
         )
         keys = found.keys()
         rows = fences
-        rows += self._collected(keys) if self.manifest is not None else _hints(keys, found.feature.tolist(), sides)
+        rows += self._collected(keys) if self.manifest is not None else self._hints(keys, found.feature.tolist(), sides)
         left: dict[int, tuple[Change, list[int]]] = {}
         for (change, side), last in zip(sides, found.complete_to.tolist(), strict=True):
             if last < side.max_zoom:
@@ -69,6 +72,17 @@ class DirtyPlan:
                 zooms.extend(range(max(last + 1, side.min_zoom), side.max_zoom + 1))
         rows.extend(self._wide(change, sorted(set(zooms))) for change, zooms in left.values())
         return rows
+
+    def _hints(self, keys: list[str], owners: list[int], sides: list[tuple[Change, Feature]]) -> list[OutboxRow]:
+        """One hint a tile; of several edits that touch it, the last one's, with the stamp of the first one received."""
+        last: dict[str, int] = {}
+        received: dict[str, int] = {}
+        for key, owner in zip(keys, owners, strict=True):
+            last[key] = max(owner, last.get(key, -1))
+            stamp = self.received_us.get(sides[owner][0].edit.event_key, 0)
+            if stamp and stamp < received.get(key, stamp + 1):
+                received[key] = stamp
+        return [_hint(key, *sides[owner], received.get(key, 0)) for key, owner in last.items()]
 
     def _collected(self, keys: list[str]) -> list[OutboxRow]:
         self.fresh = set(keys) - self.known
@@ -90,15 +104,7 @@ def _same_place(before: Feature, after: Feature) -> bool:
     return before.geometry == after.geometry and (before.min_zoom, before.max_zoom) == (after.min_zoom, after.max_zoom)
 
 
-def _hints(keys: list[str], owners: list[int], sides: list[tuple[Change, Feature]]) -> list[OutboxRow]:
-    """One hint a tile; of several edits that touch it, the last one's."""
-    last: dict[str, int] = {}
-    for key, owner in zip(keys, owners, strict=True):
-        last[key] = max(owner, last.get(key, -1))
-    return [_hint(key, *sides[owner]) for key, owner in last.items()]
-
-
-def _hint(key: str, change: Change, feature: Feature) -> OutboxRow:
+def _hint(key: str, change: Change, feature: Feature, received_us: int) -> OutboxRow:
     edit = change.edit
     value = TileHint.of(
         Tile.from_key(key),
@@ -112,6 +118,8 @@ def _hint(key: str, change: Change, feature: Feature) -> OutboxRow:
         topics.HEADER_VERTEX_COUNT: str(feature.vertex_count),
         topics.HEADER_REGION_PRIORITY: "0",
     }
+    if received_us:
+        headers[topics.HEADER_STAGES] = Stamps(received=received_us).to_json()
     return OutboxRow("tiles", key, value.to_json(), headers)
 
 

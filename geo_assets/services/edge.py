@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,7 @@ from geo_assets.services.edge_api import edge_document
 from geo_assets.services.edge_body import MemoryBudget, Spool, digest, gunzip, receive
 from geo_assets.services.edge_log import Appender, Submission
 from geo_assets.services.edge_metrics import EdgeMetrics
+from geo_assets.services.edit_stages import Stamps, now_us
 from geo_assets.services.event_records import event_record, headers_of, part_of
 from geo_assets.services.problems import ProblemError, exception_handlers, problem_response, unavailable
 from resources.event_log.protocol import EventLog, LogError, NewRecord, RecordTooLarge
@@ -106,7 +107,13 @@ class _Facts:
     content_type: str
     crs: str | None
     callback: str | None
-    received_ms: int
+    received_us: int
+    """When it was read and verified, microseconds since the epoch, UTC, never falling."""
+
+    @property
+    def received_ms(self) -> int:
+        """The same in milliseconds: the event time of what has none."""
+        return self.received_us // 1_000
 
 
 class _Edge:
@@ -132,7 +139,7 @@ class _Edge:
         # Headers and key count against the log's limit too.
         limits = {name: spec.max_record_bytes for name, spec in log.topics().items()}
         self.inline_limit = {name: limit - min(16_384, limit // 8) for name, limit in limits.items()}
-        self.last_received_ms = 0
+        self.last_received_us = 0
 
     # -- lifetime ------------------------------------------------------------------------------------------------
     @asynccontextmanager
@@ -238,6 +245,7 @@ class _Edge:
         answer: dict[str, Any] = {"status": outcome, "event_id": event_id}
         if outcome == "queued":
             answer["received_ms"] = facts.received_ms
+            self.metrics.acknowledged(facts.kind.name, facts.received_us)
         return Response(_encode(answer), status_code=202, media_type="application/json")
 
     # -- records (in a worker thread) ----------------------------------------------------------------------------
@@ -285,6 +293,7 @@ class _Edge:
             raise ProblemError(403, "layer", detail, field="layer", value=envelope.layer, limit=allowed)
         event_id = envelope.event_id or facts.signed.webhook_id or sha256
         headers = headers_of(facts.kind.name, source.name, event_id, facts.received_ms)
+        headers[topics.HEADER_STAGES] = Stamps(received=facts.received_us).to_json()
         headers[topics.HEADER_SHA256] = sha256
         headers[topics.HEADER_CONTENT_TYPE] = facts.content_type
         if facts.crs is not None:
@@ -306,7 +315,7 @@ class _Edge:
         """The record of one tile, position or fence event."""
         if isinstance(event, TileEvent) and event.bbox_agrees() is False:
             self.metrics.bbox_disagrees.inc()
-        return event_record(
+        made = event_record(
             event,
             source=facts.source.name,
             event_id=event_id,
@@ -314,6 +323,11 @@ class _Edge:
             crs=facts.crs,
             callback=facts.callback,
         )
+        if made.topic != topics.TILES:
+            return made
+        # It goes to the builders as it is: received is hinted.
+        stamps = Stamps(received=facts.received_us, hinted=facts.received_us)
+        return replace(made, headers={**made.headers, topics.HEADER_STAGES: stamps.to_json()})
 
     # -- small things --------------------------------------------------------------------------------------------
     def source(self, headers: Mapping[str, str]) -> Source:
@@ -340,9 +354,9 @@ class _Edge:
         return Spool(self.spool_folder, self.settings.stream_above_bytes, self.budget)
 
     def stamp(self) -> int:
-        """Now in milliseconds since the epoch, never less than before: the clock may be set back."""
-        self.last_received_ms = max(self.last_received_ms, time.time_ns() // 1_000_000)
-        return self.last_received_ms
+        """Now in microseconds since the epoch, never less than before: the clock may be set back."""
+        self.last_received_us = max(self.last_received_us, now_us())
+        return self.last_received_us
 
     async def run(self, executor: Executor, function: Callable[..., Any], *args: Any) -> Any:
         """Run it off the event loop."""

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from geo_assets.services.edit_stages import StageHistograms, Stamps, now_us
+
 _LATENCY = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 """Seconds; dense around 100 ms, the figure that p99 is held against."""
 
@@ -37,6 +39,7 @@ class EdgeMetrics:
         self.bbox_disagrees = Counter(
             "edge_tile_bbox_disagrees", "Tile events whose bbox is not their tile's.", registry=r
         )
+        self._stages = StageHistograms(r)
         Gauge("edge_waiting", "Requests whose records wait for an append.", registry=r).set_function(waiting)
         Gauge("edge_open_requests", "Requests at work.", registry=r).set_function(open_requests)
 
@@ -44,6 +47,11 @@ class EdgeMetrics:
         """Count one answer."""
         self._requests.labels(endpoint, str(status)).inc()
         self._seconds.labels(endpoint).observe(seconds)
+
+    def acknowledged(self, endpoint: str, received_us: int) -> None:
+        """Note how long the log took to have it; only edits are told from other events here."""
+        if endpoint == "features":
+            self._stages.observe([Stamps(received=received_us, acknowledged=now_us())], "acknowledged")
 
     def appended(self, seconds: float, records: int) -> None:
         """Count one append."""

@@ -32,6 +32,7 @@ from geo_assets.services import ingest_worker, outbox
 from geo_assets.services.callbacks import Callbacks, Told
 from geo_assets.services.dead_letters import now_ms, write_dead_letters
 from geo_assets.services.dirty import DirtyPlan
+from geo_assets.services.edit_stages import StageHistograms, now_us, stamps_of
 from geo_assets.services.event_records import event_record, part_of
 from geo_assets.services.fence_features import follow_fence_layers, send_fences
 from geo_assets.services.housekeeping import Housekeeper
@@ -75,6 +76,7 @@ RECORDS = Counter("geo_assets_ingest_records_total", "Raw records worked off.", 
 EDITS = Counter("geo_assets_ingest_edits_total", "Edits by outcome.", ["outcome"], registry=REGISTRY)
 HINTS = Counter("geo_assets_ingest_hints_total", "Hints sent to [tiles].", registry=REGISTRY)
 BATCH_SECONDS = Histogram("geo_assets_ingest_batch_seconds", "From read to commit of a batch.", registry=REGISTRY)
+STAGES = StageHistograms(REGISTRY)
 LAG = Gauge("geo_assets_ingest_lag_records", "Raw records not worked off yet.", registry=REGISTRY)
 
 
@@ -126,6 +128,8 @@ class Ingest:
         self._pool = WorkerPool(settings.ingest_workers, settings.task_timeout_s, ingest_worker.start, (settings,))
         self._consumer = stack.log.consumer(topics.INGEST_GROUP, [topics.RAW])
         self._callbacks = Callbacks(stack)
+        self._stored_us = 0
+        """When the first transaction of the batch at work was durable; 0 before it is."""
 
     def close(self) -> None:
         """Leave the group and end the workers."""
@@ -199,6 +203,7 @@ class Ingest:
     def work(self, records: Sequence[Record]) -> list[Outcome]:
         """Validate, store and announce these records; everything but moving the offset."""
         outcomes = [Outcome(_readable(record)) for record in records]
+        self._stored_us = 0
         small: list[tuple[int, BodyTask]] = []
         large: list[tuple[int, BodyTask]] = []
         for index, outcome in enumerate(outcomes):
@@ -224,7 +229,7 @@ class Ingest:
         self._step("send fences")
         send_fences(self.stack)
         self._step("send hints")
-        HINTS.inc(outbox.send_hints(self.stack))
+        HINTS.inc(outbox.send_hints(self.stack, stored_us=self._stored_us, stages=STAGES))
         outbox.plan_wide(self.stack)
         self._report(outcomes)
         return outcomes
@@ -428,10 +433,14 @@ class Ingest:
             if not edits:
                 continue
             self._step("apply")
-            plan = DirtyPlan(self.stack.layers, self.stack.settings.edit_cap)
-            for applied, (index, result) in zip(
-                self.stack.features.apply(edits, plan, now_ms=now_ms()), owners, strict=True
-            ):
+            stamps = {index: stamps_of(outcomes[index].record) for index in {index for index, _ in owners}}
+            received = {edit.event_key: stamps[index].received for edit, (index, _) in zip(edits, owners, strict=True)}
+            plan = DirtyPlan(self.stack.layers, self.stack.settings.edit_cap, received_us=received)
+            done = self.stack.features.apply(edits, plan, now_ms=now_ms())
+            stored_us = now_us()
+            self._stored_us = self._stored_us or stored_us
+            STAGES.observe([one.at("stored", stored_us) for one in stamps.values()], "stored")
+            for applied, (index, result) in zip(done, owners, strict=True):
                 self._count(applied, outcomes[index], result)
 
     def _count(self, applied: Applied, outcome: Outcome, result: FeatureResult) -> None:

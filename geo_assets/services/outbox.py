@@ -16,6 +16,7 @@ import structlog
 
 from geo_assets.events import topics
 from geo_assets.services.dirty import wide_areas
+from geo_assets.services.edit_stages import NONE, Stamps, stamps_in_header
 from geo_assets.tiles.cover import cover
 from geo_assets.tiles.keys import coordinates_of
 from geo_assets.tiles.tile import HALF_WORLD
@@ -26,6 +27,7 @@ from resources.guard.protocol import GuardUnavailable, Lease
 from resources.ledger.protocol import Manifest, UnknownManifest
 
 if TYPE_CHECKING:
+    from geo_assets.services.edit_stages import StageHistograms
     from geo_assets.stack import Stack
 
 log = structlog.get_logger()
@@ -38,20 +40,41 @@ IMPORT_LEASE = "import:"
 """A guard lease of this name and the manifest's id says that an import still collects its tiles."""
 
 
-def send_hints(stack: Stack) -> int:
+def send_hints(stack: Stack, *, stored_us: int = 0, stages: StageHistograms | None = None) -> int:
     """Append every owed hint to `[tiles]`, then delete its row; how many.
+
+    Args:
+        stack: The ports.
+        stored_us: When the edits behind them were durable, microseconds since the epoch; 0: not known.
+        stages: Where to note how long they waited.
 
     Raises:
         LogUnavailable: The rows stay owed.
     """
     sent = 0
     while rows := stack.features.owed(PAGE, kind="tiles"):
-        stack.log.append([NewRecord(topics.TILES, row.key, row.value, row.headers) for row in rows])
+        stamps = [_passed(row, stored_us) for row in rows]
+        stack.log.append([_hint_record(row, one) for row, one in zip(rows, stamps, strict=True)])
+        if stages is not None:
+            stages.observe(stamps, "hinted")
         stack.features.pay([row.id for row in rows])
         sent += len(rows)
         if len(rows) < PAGE:
             break
     return sent
+
+
+def _passed(row: OutboxRow, stored_us: int) -> Stamps:
+    """The stages that the edit behind a hint passed up to now; `NONE` where nobody said when it was received."""
+    stamps = stamps_in_header(row.headers.get(topics.HEADER_STAGES, ""))
+    if stamps == NONE:
+        return NONE
+    return (stamps.at("stored", stored_us) if stored_us else stamps).at("hinted")
+
+
+def _hint_record(row: OutboxRow, stamps: Stamps) -> NewRecord:
+    headers = row.headers if stamps == NONE else {**row.headers, topics.HEADER_STAGES: stamps.to_json()}
+    return NewRecord(topics.TILES, row.key, row.value, headers)
 
 
 def finish_manifest(stack: Stack, manifest_id: str, title: str, kind: str, parameters: str = "{}") -> Manifest | None:

@@ -177,8 +177,10 @@ def test_a_signed_feature_is_answered_202_and_stands_in_the_log_byte_for_byte(ed
         topics.HEADER_CONTENT_TYPE: "application/geo+json",
         topics.HEADER_CRS: "EPSG:3067",
         topics.HEADER_RECEIVED_MS: str(stamp),
+        topics.HEADER_STAGES: record.headers[topics.HEADER_STAGES],
         topics.HEADER_SHA256: hashlib.sha256(body).hexdigest(),
     }
+    assert json.loads(record.headers[topics.HEADER_STAGES])["received"] // 1_000 == stamp
     assert answer.json() == {"status": "queued", "event_id": "m-1", "received_ms": stamp}
 
 
