@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -271,9 +271,28 @@ def _number(value: object) -> float:
     return value if isinstance(value, int | float) else 0
 
 
-def pay_owed(ledger: Ledger, instance: DagsterInstance, settings: Settings, *, limit: int, min_age_ms: int) -> int:
-    """Report commits whose builder died before it could, and pay their catalog duties; how many."""
+def pay_owed(
+    ledger: Ledger,
+    instance: DagsterInstance,
+    settings: Settings,
+    *,
+    limit: int,
+    min_age_ms: int,
+    only: Callable[[Sequence[Owed]], Sequence[Owed]] | None = None,
+) -> int:
+    """Report commits that their builder did not, and pay their catalog duties; how many.
+
+    Args:
+        ledger: Where the duties stand.
+        instance: Dagster's instance.
+        settings: Partition zooms and addresses.
+        limit: Most rows looked at, oldest first.
+        min_age_ms: How old a row must be.
+        only: Chooses among them.
+    """
     rows = ledger.owed("catalog", limit, min_age_ms=min_age_ms)
+    if only is not None:
+        rows = only(rows)
     if not rows:
         return 0
     register_partitions(instance, (row.key for row in rows), settings.partitions)

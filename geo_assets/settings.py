@@ -39,6 +39,7 @@ class Settings(BaseSettings):
     tiles_port: int = Field(default=8788, ge=1, le=65535)
     dagster_port: int = Field(default=3000, ge=1, le=65535)
     ingest_port: int = Field(default=8789, ge=0, le=65535, description="Metrics of ingest; 0 serves none.")
+    live_port: int = Field(default=8790, ge=0, le=65535, description="Metrics of the fast lane; 0 serves none.")
     public_tiles_url: str | None = Field(
         default=None, description="URL of the tile server as browsers see it; default from host and port."
     )
@@ -64,6 +65,13 @@ class Settings(BaseSettings):
     # A low zoom of a whole country is one tile of millions of vertices: minutes, and no fault.
     build_timeout_s: float = Field(default=900.0, gt=0, description="Longest a single tile may take to build.")
     max_attempts: int = Field(default=3, ge=1, description="Builds of a tile that may fail before it is a dead letter.")
+
+    # The fast lane builds within milliseconds what the sensor's runs would build in seconds. One worker keeps up with
+    # some hundred edits a second; more of them share the partitions of `[tiles]`.
+    live_workers: int = Field(default=1, ge=0, le=64, description="Fast lane workers of `up`; 0: runs build all.")
+    live_build_workers: int = Field(default=1, ge=1, description="Processes of one lane worker for heavy tiles.")
+    # Edits of one moment that touch one tile are one build; nobody sees five milliseconds.
+    live_coalesce_ms: float = Field(default=5.0, ge=0, le=1_000, description="How long hints gather before a build.")
 
     # Retention: the guard and the tombstones outlive the log twice, so that no replay finds them gone.
     retention_s: int = Field(default=7 * 24 * 3600, ge=60)

@@ -35,6 +35,7 @@ from geo_assets.services.announce import sweep_announcements
 from geo_assets.services.build import tile_dead_letter, weigh
 from geo_assets.services.dead_letters import write_dead_letters
 from geo_assets.services.hints import hint_dead_letter, read_slice
+from geo_assets.services.lane import health as lane
 from geo_assets.services.lost_records import remember_loss, stop_if_told
 from geo_assets.stack import Stack
 from geo_assets.tiles.tile import Tile, TileError
@@ -296,6 +297,8 @@ class Tick:
     reported: int = 0
     in_flight: int = 0
     waiting: int = 0
+    grace_ms: int = 0
+    """How young a live mark was left to the fast lane."""
     positions: dict[int, int] = field(default_factory=dict)
     requests: list[RunRequest] = field(default_factory=list)
 
@@ -316,6 +319,8 @@ class Tick:
             reason = f"{self.in_flight} runs in flight of {limit}: {self.waiting:,} dirty tiles wait"
         elif self.in_flight:
             reason = f"{self.in_flight} runs in flight, nothing else is dirty"
+        elif self.grace_ms:
+            reason = f"the fast lane builds what has been dirty for less than {self.grace_ms // 1000} s"
         else:
             reason = "nothing is dirty"
         return f"{reason} ({done})" if done else reason
@@ -332,7 +337,7 @@ def tick(stack: Stack, instance: DagsterInstance, now_ms: int | None = None) -> 
     )
     _mark(stack, now_ms, done)
     _request_repair(stack, instance, done)
-    opened += _take(stack, done)
+    opened += _take(stack, now_ms, done)
     if opened:
         _request(stack, instance, opened, done)
     _request_audit(stack, instance, now_ms, done)
@@ -487,12 +492,16 @@ def _real(stack: Stack, states: Sequence[TileState]) -> list[TileState]:
     return real
 
 
-def _take(stack: Stack, done: Tick) -> list[Batch]:
-    """Lease dirty tiles as batches: live ones first, then each manifest's."""
+def _take(stack: Stack, now_ms: int, done: Tick) -> list[Batch]:
+    """Lease dirty tiles as batches: live ones first, then each manifest's.
+
+    While the fast lane makes progress, young live marks are left to it.
+    """
     ledger, settings = stack.ledger, stack.settings
     in_flight = ledger.batches()
     done.in_flight = len(in_flight)
-    live = _weighed(stack, ledger.dirty(DIRTY_LOOKED_AT, kind="live"))
+    done.grace_ms = lane.grace_ms(lane.read_beats(ledger.get_value(lane.VALUE)).values(), now_ms)
+    live = _weighed(stack, ledger.dirty(DIRTY_LOOKED_AT, kind="live", min_age_ms=done.grace_ms))
     settles = settleable(live)
     settled = ledger.settle(settles) if settles else set()
     done.settled += len(settled)

@@ -1,4 +1,4 @@
-"""Commands that run one service in the foreground: `edge`, `ingest`, `tiles`. `up` runs them all."""
+"""Commands that run one service in the foreground: `edge`, `ingest`, `live`, `tiles`. `up` runs them all."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command(rich_help_panel="Services")(edge)
     app.command(rich_help_panel="Services")(ingest)
+    app.command(rich_help_panel="Services")(live)
     app.command(name="tiles", rich_help_panel="Services")(tiles)
 
 
@@ -32,6 +33,18 @@ def ingest(
     current = logged_settings()
     check_home(current)
     service.run(current, once=once)
+
+
+def live() -> None:
+    """Run a worker of the fast lane: builds the tiles that edits touch within milliseconds, without a Dagster run.
+
+    Several may run; they share the partitions of `[tiles]`. Without any, the sensor's runs build everything.
+    """
+    from geo_assets.services.lane import service
+
+    current = logged_settings()
+    check_home(current)
+    service.run(current)
 
 
 def tiles(port: int = typer.Option(None, help="Port to listen on (env GEO_ASSETS_TILES_PORT).")) -> None:

@@ -1,4 +1,4 @@
-"""`geo-assets up`: edge, ingest, tile server and Dagster in one terminal, with one readable log and one clean stop."""
+"""`geo-assets up`: every service and Dagster in one terminal, with one readable log and one clean stop."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 COLOURS = {
     "edge": "cyan",
     "ingest": "magenta",
+    "live": "bright_green",
     "tiles": "green",
     "dagster": "blue",
     "sample": "yellow",
@@ -57,7 +58,7 @@ def up(
     devices: int = typer.Option(200, min=1, help="How many, with --simulate."),
     verbose: bool = typer.Option(False, "--verbose", "-v", help="Show every line that Dagster prints."),
 ) -> None:
-    """Run everything here until Ctrl-C: edge, ingest, tile server, Dagster's UI and daemon.
+    """Run everything here until Ctrl-C: edge, ingest, fast lane, tile server, Dagster's UI and daemon.
 
     Data lives in the home folder (GEO_ASSETS_HOME); nothing needs to be installed. Start it again and it goes on where
     it was, also after a power cut. With --stack production the data lives in the services that the settings name.
@@ -110,6 +111,10 @@ def up(
         supervisor.start(Child("dagster", dagster_home.command(current), environment, stop_signal=signal.SIGINT))
         for name in ("edge", "ingest", "tiles"):
             supervisor.start(Child(name, [*me, name]))
+        for number in range(current.live_workers):
+            # The others' metrics are theirs to place: one port is one process's.
+            port = {} if number == 0 else {"GEO_ASSETS_LIVE_PORT": "0"}
+            supervisor.start(Child("live" if number == 0 else f"live-{number + 1}", [*me, "live"], port))
         moving = Child("simulate", simulate_command(me, devices)) if simulate else None
         _run(supervisor, current, printer, asked, me if sample else None, open_browser, moving)
     finally:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import structlog
@@ -73,6 +73,18 @@ def weigh(stack: Stack, keys: Sequence[str]) -> tuple[list[str], np.ndarray]:
     return work_keys, vertices
 
 
+@dataclass(slots=True)
+class Prepared:
+    """Tiles that were taken: those that are done already, and what is to be encoded."""
+
+    states: dict[str, TileState]
+    tasks: list[BuildTask]
+    settled: list[TileResult]
+    """Their work key stood: nothing to encode."""
+    lost: list[str]
+    """Another builder committed them meanwhile."""
+
+
 class TileBuilder:
     """Builds tiles in worker processes and commits them one by one.
 
@@ -82,13 +94,26 @@ class TileBuilder:
         step: Called before each step of the protocol with its name and the tile's key; tests crash or pause there.
             The steps inside a worker process are told only `inline`.
         inline: Build in this process. A tile that kills its builder kills the caller then.
+        details: More of what each commit says of its making.
+        lease_s: How long a tile that was taken is left to this builder; default: the settings'.
     """
 
-    def __init__(self, stack: Stack, owner: str, *, step: Step | None = None, inline: bool = False) -> None:
+    def __init__(
+        self,
+        stack: Stack,
+        owner: str,
+        *,
+        step: Step | None = None,
+        inline: bool = False,
+        details: Mapping[str, str] | None = None,
+        lease_s: float | None = None,
+    ) -> None:
         self.stack, self.owner = stack, owner
         self._step = step or build_worker.no_step
         self._inline = inline
+        self._details = dict(details or {})
         settings = stack.settings
+        self._lease_s = settings.lease_s if lease_s is None else lease_s
         fitting = throughput.workers(stack.ledger, settings.build_workers, settings.runs_in_flight)
         if fitting < settings.build_workers:
             log.warning(
@@ -146,21 +171,43 @@ class TileBuilder:
                     yield _as_it_stands(states[key])
 
     def _round(self, keys: list[str], force: bool, lost: list[str]) -> Iterator[TileResult]:
+        prepared = self.prepare(keys, force=force)
+        yield from prepared.settled
+        for tasks, results in self._encode(prepared.tasks):
+            yield from self.finish(prepared, tasks, results)
+        lost.extend(prepared.lost)
+
+    def prepare(self, keys: Sequence[str], *, force: bool = False, free_only: bool = False) -> Prepared:
+        """Take tiles, weigh them, and settle those whose work key stands.
+
+        Args:
+            keys: Partition keys.
+            force: Encode although the work key matches.
+            free_only: Leave out tiles that somebody else has leased, and those that nobody wants looked at. A lease
+                saves double work and guards nothing: a tile asked for by name is built all the same.
+        """
         ledger = self.stack.ledger
         for key in keys:
             self._step("take", key)
-        states = ledger.take(keys, self.owner, self.stack.settings.lease_s)
-        leased_elsewhere = [key for key in keys if key not in states]
-        if leased_elsewhere:
-            # A lease saves double work and guards nothing: a tile asked for by name is built all the same.
-            states |= ledger.read(leased_elsewhere)
+        states = ledger.take(keys, self.owner, self._lease_s)
+        if free_only:
+            idle = {key for key, state in states.items() if not state.dirty or state.given_up >= state.wanted}
+            if idle:
+                ledger.free(self.owner, sorted(idle))
+            keys = [key for key in keys if key in states and key not in idle]
+        else:
+            leased_elsewhere = [key for key in keys if key not in states]
+            if leased_elsewhere:
+                states |= ledger.read(leased_elsewhere)
+        prepared = Prepared(states, [], [], [])
+        if not keys:
+            return prepared
         for key in keys:
             self._step("read digests", key)
         started = time.perf_counter()
         work_keys, vertices = weigh(self.stack, keys)
         share_ms = (time.perf_counter() - started) * 1000 / len(keys)
         settles: list[Settle] = []
-        tasks: list[BuildTask] = []
         for key, work_key, weight in zip(keys, work_keys, vertices, strict=True):
             state = states[key]
             forced = force or state.forced > state.built
@@ -168,7 +215,7 @@ class TileBuilder:
             if state.work_key == work_key and not forced:
                 settles.append(Settle(key, state.revision, state.wanted, work_key))
             else:
-                tasks.append(
+                prepared.tasks.append(
                     BuildTask(key, state.revision, state.work_key, state.content_hash, state.empty, int(weight))
                 )
         for settle in settles:
@@ -176,12 +223,11 @@ class TileBuilder:
         held = ledger.settle(settles) if settles else set()
         for settle in settles:
             if settle.key in held:
-                yield _as_it_stands(states[settle.key], ms=share_ms)
+                prepared.settled.append(_as_it_stands(states[settle.key], ms=share_ms))
             else:
-                lost.append(settle.key)
-        self.encoded += len(tasks)
-        for task, result in self._encode(tasks):
-            yield from self._finish(task, result, states, lost)
+                prepared.lost.append(settle.key)
+        self.encoded += len(prepared.tasks)
+        return prepared
 
     def _encode(self, tasks: list[BuildTask]) -> Iterator[tuple[Sequence[BuildTask], Sequence[Built | TaskFailed]]]:
         """Chunks of tasks with their results, as they come."""
@@ -198,21 +244,17 @@ class TileBuilder:
             if len(together) >= CHUNK_TILES or isinstance(done.result, TaskFailed):
                 yield together, results
                 together, results = [], []
-            if time.monotonic() - renewed > self.stack.settings.lease_s / 3:
-                self.stack.ledger.renew(self.owner, self.stack.settings.lease_s)
+            if time.monotonic() - renewed > self._lease_s / 3:
+                self.stack.ledger.renew(self.owner, self._lease_s)
                 renewed = time.monotonic()
         if together:
             yield together, results
 
-    def _finish(
-        self,
-        tasks: Sequence[BuildTask],
-        results: Sequence[Built | TaskFailed],
-        states: dict[str, TileState],
-        lost: list[str],
+    def finish(
+        self, prepared: Prepared, tasks: Sequence[BuildTask], results: Sequence[Built | TaskFailed]
     ) -> Iterator[TileResult]:
         """Commit, settle or fail a chunk: one ledger transaction each, every tile conditional by itself."""
-        ledger, settings = self.stack.ledger, self.stack.settings
+        ledger, settings, states, lost = self.stack.ledger, self.stack.settings, prepared.states, prepared.lost
         commits: dict[str, tuple[Commit, Built]] = {}
         settles: dict[str, tuple[Settle, Built]] = {}
         failures: dict[str, str] = {}
@@ -224,7 +266,8 @@ class TileBuilder:
                 failures[task.key] = result.error
             elif result.changed:
                 outcome = "emptied" if result.content_hash is None else "built"
-                details = {"ms": round(result.ms, 2), "features": result.features, "image": settings.image_digest}
+                details: dict[str, Any] = {"ms": round(result.ms, 2), "features": result.features}
+                details |= {"image": settings.image_digest, **self._details}
                 commits[task.key] = (
                     Commit(
                         key=task.key,
@@ -320,12 +363,12 @@ def tile_dead_letter(key: str, error: str, attempts: int, wanted: int) -> DeadLe
     )
 
 
-def chunks_of(tasks: Sequence[BuildTask]) -> Iterator[list[BuildTask]]:
-    """Cut into chunks of similar weight, in order."""
+def chunks_of(tasks: Sequence[BuildTask], most_vertices: int = CHUNK_VERTICES) -> Iterator[list[BuildTask]]:
+    """Cut into chunks of similar weight, in order; a task heavier than `most_vertices` is a chunk of its own."""
     chunk: list[BuildTask] = []
     weight = 0
     for task in tasks:
-        if chunk and (len(chunk) >= CHUNK_TILES or weight + task.vertices > CHUNK_VERTICES):
+        if chunk and (len(chunk) >= CHUNK_TILES or weight + task.vertices > most_vertices):
             yield chunk
             chunk, weight = [], 0
         chunk.append(task)

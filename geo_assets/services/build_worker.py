@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from geo_assets.ports import tile_object
 from geo_assets.services import engines
+from geo_assets.services.outages import OUTAGES
 from geo_assets.services.recipe import current_recipe
 from geo_assets.settings import Settings
 from geo_assets.stack import Stack
@@ -88,14 +89,31 @@ def build(tasks: Sequence[BuildTask]) -> list[Built]:
     return build_in(_stack, tasks)
 
 
-def build_in(stack: Stack, tasks: Sequence[BuildTask], step: Step = no_step) -> list[Built]:
-    """The same with the caller's ports; `step` is told the name of each step before it is taken."""
+def build_unless_away(tasks: Sequence[BuildTask]) -> list[Built]:
+    """The same for callers that wait when a port is away: that fault is raised, and no tile is charged with it."""
+    assert _stack is not None, "start() was not called"
+    return build_in(_stack, tasks, passing=OUTAGES)
+
+
+def build_in(
+    stack: Stack, tasks: Sequence[BuildTask], step: Step = no_step, *, passing: tuple[type[Exception], ...] = ()
+) -> list[Built]:
+    """The same with the caller's ports.
+
+    Args:
+        stack: The ports.
+        tasks: Tiles to build.
+        step: Told the name of each step before it is taken.
+        passing: Faults that are no tile's: they are raised, and nothing is charged.
+    """
     try:
         return _build_together(stack, tasks, step)
+    except passing:
+        raise
     except Exception as fault:
         if len(tasks) == 1:
             return [_failed(tasks[0], f"{type(fault).__name__}: {fault}")]
-    return [result for task in tasks for result in build_in(stack, [task], step)]
+    return [result for task in tasks for result in build_in(stack, [task], step, passing=passing)]
 
 
 def _failed(task: BuildTask, error: str) -> Built:

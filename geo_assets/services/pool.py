@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures import TimeoutError as FutureTimeout
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -133,12 +133,8 @@ class WorkerPool:
                 except BrokenProcessPool as fault:
                     self.close()
                     raise WorkersUnavailable(f"worker processes cannot be started: {fault}") from fault
-                except FutureTimeout:
-                    failed = TaskFailed("timeout", f"took longer than {self.timeout_s:g} s")
-                except ProcessExpired as expired:
-                    failed = TaskFailed("killed", f"its process died (exit code {expired.exitcode})")
                 except Exception as fault:
-                    failed = TaskFailed("error", f"{type(fault).__name__}: {fault}")
+                    failed = self._failed(fault)
                 else:
                     yield from (Done(task, result) for task, result in zip(chunk, results, strict=True))
                     continue
@@ -147,6 +143,37 @@ class WorkerPool:
                     suspects.extend(chunk)
                 else:
                     yield Done(chunk[0], failed)
+
+    def start(self, function: Callable[[Sequence[T]], Sequence[R]], task: T) -> Future[Sequence[R]]:
+        """Start one task and do not wait; `outcome` of its future says what became of it.
+
+        Raises:
+            WorkersUnavailable: Processes cannot be started.
+        """
+        return self._submit(function, [task])
+
+    def outcome(self, future: Future[Sequence[R]], passing: tuple[type[Exception], ...] = ()) -> R | TaskFailed:
+        """The result of a started task that is done; faults of the kinds `passing` are raised.
+
+        Raises:
+            WorkersUnavailable: Processes cannot be started: the task has no result.
+        """
+        try:
+            return future.result()[0]
+        except BrokenProcessPool as fault:
+            self.close()
+            raise WorkersUnavailable(f"worker processes cannot be started: {fault}") from fault
+        except passing:
+            raise
+        except Exception as fault:
+            return self._failed(fault)
+
+    def _failed(self, fault: Exception) -> TaskFailed:
+        if isinstance(fault, FutureTimeout):
+            return TaskFailed("timeout", f"took longer than {self.timeout_s:g} s")
+        if isinstance(fault, ProcessExpired):
+            return TaskFailed("killed", f"its process died (exit code {fault.exitcode})")
+        return TaskFailed("error", f"{type(fault).__name__}: {fault}")
 
     def warm(self) -> None:
         """Start every process now, so that the first task does not wait for libraries to load."""

@@ -1,0 +1,333 @@
+"""One worker of the fast lane: poll, mark, take, build, commit, announce, over and over, in one thread.
+
+Light tiles are built here, a few milliseconds at a time, heavy ones in worker processes beside it, so that the consumer
+is polled throughout. Whatever goes wrong, the mark in the ledger stands, and the sensor's runs answer it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+from geo_assets.events import topics
+from geo_assets.services import build_worker, engines
+from geo_assets.services.build import Prepared, TileBuilder, TileResult, chunks_of
+from geo_assets.services.build_worker import BuildTask, Built
+from geo_assets.services.dead_letters import now_ms
+from geo_assets.services.lane import health, metrics
+from geo_assets.services.lane.health import Beat
+from geo_assets.services.lane.reading import HintReader
+from geo_assets.services.outages import OUTAGES
+from geo_assets.services.pool import WorkerPool
+from geo_assets.services.recipe import current_recipe
+from geo_assets.tiles.tile import Tile, TileError
+
+if TYPE_CHECKING:
+    from geo_assets.stack import Stack
+
+log = structlog.get_logger()
+
+TURN_TILES = 64
+"""Most tiles of one turn: taken in one transaction, weighed in one query."""
+
+LIGHT_VERTICES = 20_000
+"""Most vertices of a tile that is built in the lane's own process: some twenty milliseconds."""
+
+CHUNK_VERTICES = 30_000
+"""Vertices built between two polls."""
+
+LEASE_S = 5.0
+"""How long a tile is the lane's: a killed worker's tiles are free for the sensor within one of its ticks."""
+
+IDLE_POLL_S = 0.25
+BUSY_POLL_S = 0.005
+"""Longest wait for records, without and with tiles that are being built in other processes."""
+
+SWEEP_S = 1.0
+"""Between two looks for what is dirty and in nobody's hands: marks that others raised, and what a killed worker had."""
+
+SWEEP_AGE_MS = 500
+"""What is younger is about to come as a record."""
+
+SWEEP_TILES = 256
+
+ELSEWHERE_S = 0.5
+"""When a tile is looked at again that somebody else had leased."""
+
+RETRY_S = (0.5, 30.0)
+"""Between two builds of a tile that failed, and between two tries of a port that is away: full jitter below a bound
+that doubles from the first to the second."""
+
+
+@dataclass(slots=True)
+class Heavy:
+    """A tile that is being built in a worker process."""
+
+    task: BuildTask
+    prepared: Prepared
+    future: Future[Sequence[Built]]
+
+
+class Lane:
+    """A worker. One thread calls it.
+
+    Args:
+        stack: The ports.
+        worker: Its name among the workers: the owner of its leases.
+        coalesce_s: How long records gather after the first one before they are built.
+        step: Called before each step of the build protocol (see `TileBuilder`); tests crash there.
+        clock: Seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        stack: Stack,
+        worker: str,
+        *,
+        coalesce_s: float | None = None,
+        step: build_worker.Step | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.stack, self.worker = stack, worker
+        settings = stack.settings
+        self._coalesce_s = settings.live_coalesce_ms / 1000 if coalesce_s is None else coalesce_s
+        self._clock, self._step = clock, step or build_worker.no_step
+        self._reader = HintReader(stack, topics.TILE_HINTS)
+        self._builder = TileBuilder(stack, worker, step=step, inline=True, details={"by": "lane"}, lease_s=LEASE_S)
+        self._pool = WorkerPool(
+            settings.live_build_workers, settings.build_timeout_s, build_worker.start, (settings, stack.scoped)
+        )
+        self._queue: dict[str, None] = {}
+        """Tiles to look at, in the order in which they were asked for."""
+        self._heavy: dict[str, Heavy] = {}
+        self._again: set[str] = set()
+        """Asked for while they were being built elsewhere: one more build afterwards."""
+        self._later: list[tuple[float, str]] = []
+        self._failures: dict[str, int] = {}
+        self._built = 0
+        self._progress_ms = now_ms()
+        self._beaten = self._swept = self._renewed = float("-inf")
+        self._polled = clock()
+        self._gaps: list[tuple[float, float]] = []
+
+    @property
+    def built(self) -> int:
+        """Tiles that came to an end since it began."""
+        return self._built
+
+    def warm(self) -> None:
+        """Load what the first build would wait for."""
+        self._pool.warm()
+        current_recipe(self.stack.layers, engines.version(self.stack))
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
+    def run(self, stop: threading.Event) -> None:
+        """Work until asked to stop; then finish what is in hand, as far as it takes no other process."""
+        bound_s = RETRY_S[0]
+        while not stop.is_set():
+            try:
+                self.turn()
+                bound_s = RETRY_S[0]
+            except OUTAGES as fault:
+                wait_s = random.uniform(0, bound_s)
+                bound_s = min(RETRY_S[1], bound_s * 2)
+                metrics.OUTAGES_SEEN.inc()
+                log.warning("the lane waits", error=str(fault), kind=type(fault).__name__, seconds=round(wait_s, 1))
+                self.give_up_turn()
+                stop.wait(wait_s)
+        try:
+            while self._queue:
+                self._work()
+            self._reader.commit()
+        except OUTAGES as fault:
+            log.warning("what was in hand stays dirty", error=str(fault), tiles=len(self._queue))
+
+    def turn(self, timeout_s: float | None = None) -> int:
+        """One round: poll, build, look after what is under way; how many tiles came to an end.
+
+        Args:
+            timeout_s: Longest wait for records; default: as busy as it is.
+
+        Raises:
+            LogUnavailable, LedgerUnavailable, FeatureStoreUnavailable, TileStoreUnavailable, WorkersUnavailable: Not
+                now. What was marked stays marked.
+        """
+        before = self._built
+        self._due()
+        if timeout_s is None:
+            timeout_s = 0.0 if self._queue else BUSY_POLL_S if self._heavy else self._until_due()
+        if self._listen(timeout_s) and self._coalesce_s:
+            until = self._clock() + self._coalesce_s
+            while (left := until - self._clock()) > 0:
+                if not self._listen(left):
+                    break
+        if self._queue:
+            started = self._clock()
+            self._work()
+            metrics.TURN_SECONDS.observe(self._clock() - started)
+        self._collect()
+        self._reader.commit()
+        self._sweep()
+        self._beat()
+        return self._built - before
+
+    def close(self) -> None:
+        """Free what is leased, leave the group, end the worker processes."""
+        try:
+            self.stack.ledger.free(self.worker)
+            health.beat(self.stack.ledger, self.worker, None)
+        except OUTAGES:
+            log.warning("leases end by themselves", seconds=LEASE_S)
+        self._reader.close()
+        self._pool.close()
+        self._builder.close()
+
+    def _listen(self, timeout_s: float) -> int:
+        """Poll once and note the tiles; how many records came."""
+        now = self._clock()
+        self._gaps.append((now, now - self._polled))
+        records = self._reader.poll(timeout_s)
+        self._polled = self._clock()
+        keys: set[str] = set()
+        for record in records:
+            key = tile_key(record.key)
+            if key is not None:
+                keys.add(key)
+        # A record without a key that names its tile was marked all the same: the next sweep finds it.
+        if len(keys) < len(records):
+            self._swept = min(self._swept, self._polled - SWEEP_S + SWEEP_AGE_MS / 1000)
+        metrics.RECORDS.inc(len(records))
+        for key in sorted(keys, key=lambda key: key.partition(":")[2]):
+            self._note(key)
+        return len(records)
+
+    def _note(self, key: str) -> None:
+        if key in self._heavy:
+            self._again.add(key)
+        else:
+            self._queue.setdefault(key)
+
+    def give_up_turn(self) -> None:
+        """After an outage: nothing is in hand but what other processes build; what was read comes again."""
+        self._queue.clear()
+        try:
+            self._reader.again()
+            if not self._heavy:
+                self.stack.ledger.free(self.worker)
+        except OUTAGES:
+            log.debug("still away")
+
+    # -- building ----------------------------------------------------------------------------------------------------
+    def _work(self) -> None:
+        """Take what waits, as much as fits into one turn, and build what is light of it."""
+        keys = [key for key, _ in zip(self._queue, range(TURN_TILES), strict=False)]
+        prepared = self._builder.prepare(keys, free_only=True)
+        for key in keys:
+            del self._queue[key]
+            if key not in prepared.states:
+                self._at(ELSEWHERE_S, key)
+        self._account(prepared.settled)
+        light = [task for task in prepared.tasks if task.vertices <= LIGHT_VERTICES]
+        for task in prepared.tasks:
+            if task.vertices > LIGHT_VERTICES:
+                self._start(task, prepared)
+        for index, chunk in enumerate(chunks_of(light, CHUNK_VERTICES)):
+            if index:
+                # Long work is cut up, so that the consumer is polled and worker processes are served.
+                self._listen(0.0)
+                self._collect()
+                self._beat()
+            results = build_worker.build_in(self.stack, chunk, self._step, passing=OUTAGES)
+            self._account(self._builder.finish(prepared, chunk, results))
+        for key in prepared.lost:
+            self._note(key)
+        prepared.lost.clear()
+
+    def _start(self, task: BuildTask, prepared: Prepared) -> None:
+        future = self._pool.start(build_worker.build_unless_away, task)
+        own = Prepared({task.key: prepared.states[task.key]}, [task], [], [])
+        self._heavy[task.key] = Heavy(task, own, future)
+
+    def _collect(self) -> None:
+        """Commit what worker processes have finished."""
+        for key, heavy in [(key, one) for key, one in self._heavy.items() if one.future.done()]:
+            del self._heavy[key]
+            try:
+                result = self._pool.outcome(heavy.future, OUTAGES)
+            except OUTAGES:
+                self._at(ELSEWHERE_S, key)
+                raise
+            self._account(self._builder.finish(heavy.prepared, [heavy.task], [result]))
+            if key in self._again or heavy.prepared.lost:
+                self._again.discard(key)
+                self._note(key)
+        if self._heavy and self._clock() - self._renewed > LEASE_S / 3:
+            self._renewed = self._clock()
+            self.stack.ledger.renew(self.worker, LEASE_S)
+
+    def _account(self, results: Iterable[TileResult]) -> None:
+        for result in results:
+            self._built += 1
+            self._progress_ms = now_ms()
+            metrics.TILES.labels(result.outcome).inc()
+            if result.outcome == "failed":
+                tries = self._failures[result.key] = self._failures.get(result.key, 0) + 1
+                self._at(random.uniform(0, min(RETRY_S[1], RETRY_S[0] * 2 ** (tries - 1))), result.key)
+            else:
+                self._failures.pop(result.key, None)
+
+    # -- what comes later ----------------------------------------------------------------------------------------------
+    def _at(self, delay_s: float, key: str) -> None:
+        heapq.heappush(self._later, (self._clock() + delay_s, key))
+
+    def _due(self) -> None:
+        now = self._clock()
+        while self._later and self._later[0][0] <= now:
+            self._note(heapq.heappop(self._later)[1])
+
+    def _until_due(self) -> float:
+        if not self._later:
+            return IDLE_POLL_S
+        return min(IDLE_POLL_S, max(0.001, self._later[0][0] - self._clock()))
+
+    def _sweep(self) -> None:
+        """Take up what is dirty and in nobody's hands."""
+        if self._clock() - self._swept < SWEEP_S:
+            return
+        self._swept = self._clock()
+        for state in self.stack.ledger.dirty(SWEEP_TILES, kind="live", min_age_ms=SWEEP_AGE_MS):
+            if state.key not in self._failures and tile_key(state.key):
+                self._note(state.key)
+        if len(self._failures) > SWEEP_TILES:
+            # Those that were given up, or that somebody else built.
+            self._failures = {key: self._failures[key] for _, key in self._later if key in self._failures}
+
+    def _beat(self) -> None:
+        now = self._clock()
+        if now - self._beaten < health.BEAT_S:
+            return
+        self._beaten = now
+        waiting = len(self._queue) + len(self._heavy)
+        if not waiting:
+            self._progress_ms = now_ms()
+        health.beat(self.stack.ledger, self.worker, Beat(now_ms(), self._progress_ms, waiting, self._built))
+        metrics.WAITING.set(waiting)
+        metrics.HEAVY.set(len(self._heavy))
+        self._gaps = [(at, gap) for at, gap in self._gaps if now - at < 60]
+        metrics.POLL_GAP.set(max((gap for _, gap in self._gaps), default=0.0))
+
+
+def tile_key(key: str | None) -> str | None:
+    """The canonical key of the tile that a record's key names; None where it names none."""
+    try:
+        return Tile.from_key(key or "").key
+    except TileError:
+        return None

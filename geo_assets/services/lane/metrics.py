@@ -1,0 +1,21 @@
+"""What the fast lane counts."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+REGISTRY = CollectorRegistry()
+RECORDS = Counter("geo_assets_lane_records_total", "Hints read from [tiles].", registry=REGISTRY)
+TILES = Counter("geo_assets_lane_tiles_total", "Tiles looked at, by outcome.", ["outcome"], registry=REGISTRY)
+WAITING = Gauge("geo_assets_lane_waiting_tiles", "Tiles in the lane's hands.", registry=REGISTRY)
+HEAVY = Gauge("geo_assets_lane_heavy_tiles", "Tiles being built in worker processes.", registry=REGISTRY)
+TURN_SECONDS = Histogram(
+    "geo_assets_lane_turn_seconds",
+    "Of one turn that built something: take, read, encode, commit, announce.",
+    buckets=(0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2, 5),
+    registry=REGISTRY,
+)
+POLL_GAP = Gauge(
+    "geo_assets_lane_poll_gap_seconds", "Longest time between two polls in the last minute.", registry=REGISTRY
+)
+OUTAGES_SEEN = Counter("geo_assets_lane_outages_total", "Turns given up as a port was away.", registry=REGISTRY)

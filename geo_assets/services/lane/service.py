@@ -1,0 +1,97 @@
+"""The process `geo-assets live`: one worker of the lane, its metrics, and the reporter beside it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import uuid
+from typing import TYPE_CHECKING
+
+import structlog
+
+from geo_assets.services.lane.lane import Lane
+from geo_assets.services.lane.metrics import REGISTRY
+from geo_assets.services.supervisor import end_with_parent
+
+if TYPE_CHECKING:
+    from geo_assets.settings import Settings
+
+log = structlog.get_logger()
+
+REPORTER = "geo_assets.catalog_reporter"
+REPORTER_WAIT_S = (5.0, 60.0)
+"""Between two starts of a reporter that ends: twice as long each time, between these."""
+
+
+class Reporter(threading.Thread):
+    """Keeps the process alive that tells Dagster's catalog of the lane's commits; without Dagster there is none."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(daemon=True, name="reporter")
+        self._home = settings.home
+        self._stop_asked = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def run(self) -> None:
+        """Start it, and again whenever it ended."""
+        if importlib.util.find_spec("dagster") is None:
+            log.info("no dagster here: commits are reported by the sensor")
+            return
+        wait_s = REPORTER_WAIT_S[0]
+        # Two seconds of importing: not while the lane itself starts.
+        while not self._stop_asked.wait(wait_s):
+            if not (self._home / "dagster" / "dagster.yaml").is_file():
+                continue  # Nobody has set Dagster up yet.
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", REPORTER], stdin=subprocess.DEVNULL, preexec_fn=end_with_parent
+            )
+            code = self._process.wait()
+            if not self._stop_asked.is_set():
+                wait_s = min(REPORTER_WAIT_S[1], wait_s * 2)
+                log.warning("the reporter ended", code=code, seconds=wait_s)
+
+    def stop(self) -> None:
+        """End it."""
+        self._stop_asked.set()
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+        self.join(timeout=10)
+
+
+def run(settings: Settings) -> None:
+    """Run one worker until SIGTERM or SIGINT.
+
+    Raises:
+        ProbeFailed: PROJ answers differently from what it should.
+    """
+    from geo_assets.events.crs import probe
+    from geo_assets.services.layer_changes import follow_layers
+    from geo_assets.services.metrics_port import serve_metrics
+    from geo_assets.stack import Stack
+
+    probe()
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    worker = f"lane:{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
+    with Stack(settings) as stack:
+        follow_layers(stack.ensure())
+        lane = Lane(stack, worker)
+        reporter = Reporter(settings)
+        metrics = serve_metrics(REGISTRY, settings.host, settings.live_port)
+        try:
+            reporter.start()
+            lane.warm()
+            log.info("the lane is up", worker=worker, pid=os.getpid())
+            lane.run(stop)
+        finally:
+            reporter.stop()
+            if metrics is not None:
+                metrics()
+            lane.close()
+            log.info("the lane stopped", tiles=lane.built)
