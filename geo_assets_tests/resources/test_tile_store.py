@@ -3,6 +3,7 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -134,3 +135,48 @@ def test_the_resource_hands_out_a_plain_client(tmp_path: Path) -> None:
     from resources.tile_store.resource import TileStoreResource
 
     assert isinstance(TileStoreResource(root=str(tmp_path / "store")).client(), FolderTileStore)
+
+
+def synced_by(store: FolderTileStore, name: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Folders that a put syncs, from the object's up to the root."""
+    folders: list[str] = []
+
+    def fsync(descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if path.is_dir():
+            folders.append("." if path == store.root else str(path.relative_to(store.root)))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        store.put(name, b"x")
+    return folders
+
+
+def age(root: Path) -> None:
+    """As if nothing had been changed there for a minute."""
+    for folder in [root, *(path for path in root.rglob("*") if path.is_dir())]:
+        before = os.stat(folder).st_mtime - 60
+        os.utime(folder, (before, before))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_put_syncs_each_folder_that_may_be_as_new_as_its_object(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FolderTileStore(tmp_path / "store")
+    every = ["14/1/2", "14/1", "14", "."]
+    assert synced_by(store, "14/1/2/1-a", monkeypatch) == every
+    assert synced_by(store, "14/1/2/2-b", monkeypatch) == every, "too young to tell two changes apart by their time"
+    age(store.root)
+    assert synced_by(store, "14/1/2/3-c", monkeypatch) == every, "seen unchanged for the first time"
+    assert synced_by(store, "14/1/2/4-d", monkeypatch) == ["14/1/2"]
+
+    assert synced_by(store, "14/1/3/1-e", monkeypatch) == ["14/1/3", "14/1"], "an entry of the one above"
+    # Another process deletes the folder and makes it anew.
+    age(store.root)
+    synced_by(store, "14/1/2/5-f", monkeypatch)
+    other = FolderTileStore(store.root)
+    other.delete([f"14/1/2/{name}" for name in ("1-a", "2-b", "3-c", "4-d", "5-f")])
+    assert not (store.root / "14/1/2").exists()
+    other.put("14/1/2/6-g", b"x")
+    assert synced_by(store, "14/1/2/7-h", monkeypatch) == ["14/1/2", "14/1"]

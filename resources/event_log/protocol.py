@@ -125,7 +125,10 @@ class Consumer(Protocol):
         ...
 
     def commit(self, next_offsets: Mapping[tuple[str, int], int]) -> None:
-        """Durably set (topic, partition) -> next offset to read. One of a partition no longer held is ignored."""
+        """Set (topic, partition) -> next offset to read. One of a partition no longer held is ignored.
+
+        It outlives every process. A power failure may take the last ones back: their records are then polled again.
+        """
         ...
 
     def seek_to_committed(self) -> None:

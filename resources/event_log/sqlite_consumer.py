@@ -152,7 +152,8 @@ class SqliteConsumer:
         """Durably set next offsets of partitions held; those of others are ignored (see `Consumer.commit`)."""
         if not next_offsets:
             return
-        with self._file.transaction() as connection:
+        # Durable with the next append at the latest: what a power failure takes back is polled once more.
+        with self._file.transaction("NORMAL") as connection:
             topics = self._log.topics_in(connection)
             held = self._held_in(connection)
             for (name, number), offset in next_offsets.items():

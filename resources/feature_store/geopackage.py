@@ -241,7 +241,8 @@ class GeoPackageStore:
 
     def pay(self, ids: Sequence[int]) -> None:
         """Delete outbox rows that the log (or the ledger) acknowledged."""
-        with self._file.transaction() as db:
+        # A power failure may bring rows back that were paid: they are sent once more.
+        with self._file.transaction("NORMAL") as db:
             db.execute(
                 "DELETE FROM ga_outbox WHERE id IN (SELECT value FROM json_each(?))", (json.dumps(sorted(set(ids))),)
             )

@@ -36,9 +36,15 @@ from resources.ledger.protocol import (
 )
 from resources.ledger.sqlite_schema import STEPS, TABLES, VERSION, LedgerFile
 from resources.snapshots import LOCK_TIMEOUT_S
+from resources.sqlite import Synchronous
 
 SCAN_PIECE = 2_000
 """Rows a scan reads at once: a megabyte, and no read transaction held while the caller thinks."""
+
+_REPEATABLE: Synchronous = "NORMAL"
+"""For what is done again when a power failure takes it back: hints are read again from the position in the same
+transaction, a lease is nobody's any more, a settle finds the same, a duty is paid twice. Killed processes lose none of
+it. The next commit of the other kind makes all before it durable, and a sync each would be most of an edit's time."""
 
 _STATE = """key, revision, work_key, content_hash, bytes, empty, built_at_ms, data_time_ms, wanted_live,
     wanted_backfill, max(forced_live, forced_backfill), built, dirty_since_ms, attempts, given_up, error, lease,
@@ -185,7 +191,7 @@ class SqliteLedger:
 
     def mark_from_log(self, topic_id: str, partition: int, hints: Sequence[Hint], next_offset: int) -> int:
         """In one transaction: raise the live marks of the hints at or above the position, move it to `next_offset`."""
-        with self._file.transaction() as db:
+        with self._file.transaction(_REPEATABLE) as db:
             row = db.execute(
                 "SELECT next_offset FROM position WHERE topic_id = ? AND partition = ?", (topic_id, partition)
             ).fetchone()
@@ -278,7 +284,7 @@ class SqliteLedger:
     # -- building ----------------------------------------------------------------------------------------------------
     def take(self, keys: Sequence[str], owner: str, ttl_s: float) -> dict[str, TileState]:
         """Lease those that are free, expired or already this owner's, and read them in the same transaction."""
-        with self._file.transaction() as db:
+        with self._file.transaction(_REPEATABLE) as db:
             states = [_state(row) for row in self._lease(db, keys, owner, ttl_s)]
         return {state.key: state for state in states}
 
@@ -296,7 +302,7 @@ class SqliteLedger:
 
     def renew(self, owner: str, ttl_s: float) -> int:
         """Extend every lease of this owner; how many."""
-        with self._file.transaction() as db:
+        with self._file.transaction(_REPEATABLE) as db:
             return self._renew(db, owner, ttl_s)
 
     def _renew(self, db: sqlite3.Connection, owner: str, ttl_s: float) -> int:
@@ -305,7 +311,7 @@ class SqliteLedger:
 
     def free(self, owner: str, keys: Sequence[str] | None = None) -> None:
         """Give up this owner's leases, of these tiles or of all."""
-        with self._file.transaction() as db:
+        with self._file.transaction(_REPEATABLE) as db:
             self._free(db, owner, keys)
 
     def _free(self, db: sqlite3.Connection, owner: str, keys: Sequence[str] | None = None) -> None:
@@ -324,7 +330,7 @@ class SqliteLedger:
         `built` never sinks: where a newer mark was settled meanwhile, this one held and changes nothing but the lease.
         """
         rows = [(s.key, s.revision, s.wanted, s.work_key, s.data_time_ms) for s in settles if s.key.isascii()]
-        with self._file.transaction() as db:
+        with self._file.transaction(_REPEATABLE) as db:
             self._ask(
                 db,
                 "INSERT OR IGNORE INTO asked (key, revision, wanted, work_key, data_time_ms) VALUES (?,?,?,?,?)",
@@ -449,7 +455,7 @@ class SqliteLedger:
 
     def pay(self, ids: Sequence[int]) -> None:
         """Delete paid rows."""
-        with self._file.transaction() as db:
+        with self._file.transaction(_REPEATABLE) as db:
             db.execute("DELETE FROM owed WHERE id IN (SELECT value FROM json_each(?))", (json.dumps(sorted(set(ids))),))
 
     # -- batches -----------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import os
 import stat
 import time
 import uuid
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -17,13 +18,17 @@ from resources.tile_store.protocol import StoredObject, TileStoreError, TileStor
 LEFTOVER_AFTER_S = 3_600.0
 """A put takes milliseconds; what has been incoming for an hour belongs to a process that died."""
 _FOLDER_RACES = 100
+_TICK_NS = 2_000_000_000
+"""The coarsest clock of a file system that is met: FAT's."""
+_SYNCED_FOLDERS = 10_000
 
 
 class FolderTileStore:
     """A tile store in a folder (`TileStore`).
 
-    A put writes into `.incoming`, syncs, renames, and syncs every folder from the object's up to the root, because any
-    of them may be as new as the object: 1,800 puts/s with the four levels of a tile's name, 3,700 without the folders.
+    A put writes into `.incoming`, syncs, renames, and syncs the object's folder. Those above it, up to the root, may be
+    as new as the object and are synced unless they are seen to be unchanged since they were: on a busy disk each sync
+    costs a millisecond or more, and a tile's name has four levels.
 
     A name cannot be both an object and a folder of objects, as it can in S3: that put is a TileStoreError.
 
@@ -38,6 +43,8 @@ class FolderTileStore:
         self.root = Path(root).absolute()
         self._incoming = self.root / INCOMING
         self._next_sweep = 0.0
+        self._synced: OrderedDict[Path, tuple[int, int]] = OrderedDict()
+        """Folder -> inode and time of its last change as of when it was synced."""
         try:
             self._incoming.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -56,12 +63,11 @@ class FolderTileStore:
         try:
             self._write(written, pieces)
             self._name(written, target)
+            _sync_folder(target.parent)
             folder = target.parent
-            while True:
-                _sync_folder(folder)
-                if folder == self.root:
-                    return
+            while folder != self.root:
                 folder = folder.parent
+                self._sync_if_changed(folder)
         except FileNotFoundError as error:
             raise TileStoreUnavailable(f"{self.root} was removed while {name!r} was put") from error
         except (NotADirectoryError, IsADirectoryError) as error:
@@ -183,6 +189,22 @@ class FolderTileStore:
                 if not written.exists():
                     raise
         raise TileStoreUnavailable(f"the folder of {target} was removed {_FOLDER_RACES} times while it was put")
+
+    def _sync_if_changed(self, folder: Path) -> None:
+        """Sync a folder whose entries have changed since this process synced it, by whomever."""
+        try:
+            facts = os.stat(folder)
+        except FileNotFoundError:
+            return  # As in `_sync_folder`.
+        seen = facts.st_ino, facts.st_mtime_ns
+        if self._synced.get(folder) == seen:
+            return
+        _sync_folder(folder)
+        # Within one tick of the file system's clock a second change leaves the same time: only an old one tells.
+        if time.time_ns() - facts.st_mtime_ns > _TICK_NS:
+            self._synced[folder] = seen
+            while len(self._synced) > _SYNCED_FOLDERS:
+                self._synced.popitem(last=False)
 
     def _below(self, folder: str, prefix: str) -> Iterator[StoredObject]:
         try:
