@@ -288,8 +288,32 @@ def test_a_full_disk_is_one_line(terminal: Terminal, tmp_path: Path) -> None:
 
 def test_status_is_json_for_programs(terminal: Terminal) -> None:
     report = json.loads(terminal("status", "--json").out)
-    assert {"features", "tiles", "lag", "dead_letters", "manifests"} <= set(report)
+    assert {"features", "tiles", "lag", "dead_letters", "manifests", "sources", "tilesets"} <= set(report)
     assert terminal("status").code == 0
+
+
+def test_status_shows_how_current_sources_and_tilesets_are(terminal: Terminal) -> None:
+    (terminal.home / "sources.yaml").write_text(
+        "sources:\n  city: {default_layer: buildings, default_crs: EPSG:4326, expect_every_s: 0.001}\n  quiet: {}\n"
+    )
+    world = World(terminal.home)
+    world.edit(feature(1, 1), received_ms="1770000000000")
+    world.build_dirty()
+    world.close()
+    assert terminal("publish", "--name", "city").code == 0
+    report = json.loads(terminal("status", "--json").out)
+    (city, quiet), (tileset,) = report["sources"], report["tilesets"]
+    assert (city["watermark"], city["silent"]) == ("2026-02-02T02:40:00.000+00:00", True)
+    assert (quiet["received"], quiet["silent_s"], quiet["silent"]) == (None, None, False)
+    assert (tileset["name"], tileset["watermark"], tileset["behind_s"]) == ("city", city["watermark"], 0)
+    lines = [line.split("  ") for line in terminal("status").out.splitlines()]
+    rows = {cells[1].strip(): [cell.strip() for cell in cells[2:] if cell.strip()] for cells in lines if len(cells) > 3}
+    assert rows["city"] == [tileset["version"], tileset["published"], tileset["watermark"], "nothing", "0"]
+    assert rows["quiet"] == ["never sent"]
+    shown = terminal("status").out
+    assert city["received"] in shown
+    assert "every 1 s" in shown
+    assert "silent" in shown.split("Tilesets")[0].split("watermark")[1]
 
 
 def test_a_tile_whose_object_was_cut_off_says_so(terminal: Terminal) -> None:

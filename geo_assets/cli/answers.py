@@ -35,6 +35,15 @@ def complain(message: str) -> None:
     err.print(f"[red]geo-assets:[/red] {_escape(message)}", soft_wrap=True)
 
 
+def duration(seconds: float) -> str:
+    """Seconds as people say them."""
+    if seconds < 90:
+        return f"{max(round(seconds), 1)} s"
+    if seconds < 5_400:
+        return f"{round(seconds / 60):,} min"
+    return f"{seconds / 3_600:,.1f} h" if seconds < 172_800 else f"{seconds / 86_400:,.1f} d"
+
+
 def _escape(text: str) -> str:
     from rich.markup import escape
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from geo_assets.cli.answers import CliError, err, open_home, out
+from geo_assets.cli.answers import CliError, duration, err, open_home, out
 
 if TYPE_CHECKING:
     from geo_assets.services.backfills import Estimate, RegionPlan
@@ -108,13 +108,6 @@ def show_plan(plan: RegionPlan, costs: Estimate) -> None:
         f"about {duration(costs.seconds)} for {about}{costs.vertices:,} vertices, "
         f"{about}{costs.up_to_date:,} tiles up to date ({looked}; {speed})"
     )
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people say them."""
-    if seconds < 90:
-        return f"{max(round(seconds), 1)} s"
-    return f"{round(seconds / 60):,} min" if seconds < 5_400 else f"{seconds / 3_600:,.1f} h"
 
 
 def list_backfills(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from typing import Any
 
 import typer
 
-from geo_assets.cli.answers import open_home, out
+from geo_assets.cli.answers import duration, open_home, out
 
 
 def register(app: typer.Typer) -> None:
@@ -17,7 +19,7 @@ def register(app: typer.Typer) -> None:
 def status(
     as_json: bool = typer.Option(False, "--json", help="Print JSON for programs."),
 ) -> None:
-    """Show features, tiles, what is dirty, lags, manifests and dead letters."""
+    """Show features, tiles, what is dirty, how current sources and tilesets are, lags, manifests and dead letters."""
     from geo_assets.services.status import snapshot
 
     with open_home() as stack:
@@ -25,6 +27,7 @@ def status(
     if as_json:
         out.print_json(json.dumps(report))
         return
+    from rich.markup import escape
     from rich.table import Table
 
     def table(title: str, rows: dict[str, object]) -> Table:
@@ -56,6 +59,7 @@ def status(
             },
         )
     )
+    _currency(report)
     out.print(table("Lag (records)", report["lag"]))
     for topic, loss in report["lost"].items():
         out.print(
@@ -69,4 +73,43 @@ def status(
         note = f", {manifest['failed']} failed" if manifest["failed"] else ""
         problem = f": {manifest['problem']}" if manifest["problem"] else ""
         kind, state, tiles = manifest["kind"], manifest["state"], manifest["tiles"]
-        out.print(f"[bold]{kind}[/bold] {manifest['title']}: {state} {done:,}/{tiles:,}{note}{problem}", soft_wrap=True)
+        line = f"{manifest['title']}: {state} {done:,}/{tiles:,}{note}{problem}"
+        out.print(f"[bold]{kind}[/bold] {escape(line)}", soft_wrap=True)
+
+
+def _currency(report: dict[str, Any]) -> None:
+    """How current the sources are, and the tilesets of which a version is in force."""
+    sources: list[Sequence[str]] = []
+    for one in report["sources"]:
+        never = "not known" if one["watermark"] else "never sent"
+        silent = never if one["silent_s"] is None else duration(one["silent_s"])
+        expected = f"every {duration(one['expected_every_s'])}" if one["expected_every_s"] else ""
+        mark = "[bold red]silent[/bold red]" if one["silent"] else ""
+        sources.append((one["name"], one["received"] or "", silent, expected, one["watermark"] or "", mark))
+    if sources:
+        _columns("Sources", ("source", "last edit stored", "silent for", "expected", "watermark", ""), sources)
+    tilesets = [
+        (
+            one["name"],
+            one["version"],
+            one["published"] or "",
+            one["watermark"] or "not known",
+            "not known" if one["behind_s"] is None else duration(one["behind_s"]) if one["behind_s"] else "nothing",
+            "not known" if one["commits_since"] is None else f"{one['commits_since']:,}",
+        )
+        for one in report["tilesets"]
+    ]
+    if tilesets:
+        headings = ("tileset", "version in force", "published", "watermark", "behind the sources", "tiles built since")
+        _columns("Tilesets", headings, tilesets)
+
+
+def _columns(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.table import Table
+
+    shown = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2))
+    for heading in headings:
+        shown.add_column(heading, overflow="fold")
+    for row in rows:
+        shown.add_row(*row)
+    out.print(shown)

@@ -1,4 +1,4 @@
-"""How current things are: sources by what they sent last, readers of the log by what waits for them.
+"""How current things are: sources by what they sent last, readers of the log by what waits, tilesets by their watermark.
 
 A watermark is the newest event time of anything applied; how long ago that was says nothing of a source that rarely has
 something to say. Silence is a fault only where `sources.yaml` says how often something is expected.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from geo_assets.events import topics
-from geo_assets.services.geofence_snapshots import in_force
+from geo_assets.services.tileset import registry
 from resources.event_log.protocol import OffsetOutOfRange
 
 if TYPE_CHECKING:
@@ -57,6 +57,56 @@ def sources(stack: Stack, now_ms: int) -> list[SourceCurrency]:
 
 
 @dataclass(frozen=True, slots=True)
+class TilesetCurrency:
+    """How current the version of a tileset is that is in force.
+
+    Args:
+        name: Of the tileset.
+        version: In force.
+        published_ms: When it was, milliseconds since the epoch, UTC.
+        watermark_ms: Newest event time applied when it was read from the ledger; 0 where that was not written down.
+        behind_s: Seconds of event time from there to the newest applied since; None where it is not known.
+        commits: Tiles committed since, on the whole map; None where it is not known. What came late, with a time
+            before the watermark, shows here alone.
+    """
+
+    name: str
+    version: str
+    published_ms: int
+    watermark_ms: int
+    behind_s: float | None
+    commits: int | None
+
+
+def tilesets(stack: Stack) -> list[TilesetCurrency]:
+    """Every tileset of which a version is in force, by name."""
+    versions = {
+        name: version for name in registry.names(stack.ledger) if (version := _in_force(stack, name)) is not None
+    }
+    if not versions:
+        return []
+    newest_ms, commits = stack.features.counts().watermark_ms, stack.ledger.counts().revision_sum
+    return [
+        TilesetCurrency(
+            name,
+            one.version,
+            one.published_at_ms,
+            one.watermark_ms,
+            max(0.0, (newest_ms - one.watermark_ms) / 1000) if one.watermark_ms else None,
+            max(0, commits - one.commits) if one.commits else None,
+        )
+        for name, one in versions.items()
+    ]
+
+
+def _in_force(stack: Stack, name: str) -> registry.Version | None:
+    try:
+        return registry.read(stack.ledger, name).in_force
+    except registry.UnknownTileset:
+        return None  # Its first publication has not begun to write.
+
+
+@dataclass(frozen=True, slots=True)
 class Reader:
     """What a reader of a topic has not worked off.
 
@@ -77,6 +127,9 @@ class Reader:
 
 def readers(stack: Stack) -> list[Reader]:
     """Ingest on `[raw]`, the ledger's positions on `[tiles]`, and the routing run's on `[positions]`."""
+    # It loads a geometry library, which nothing else here needs.
+    from geo_assets.services.geofence_snapshots import in_force
+
     log, ledger = stack.log, stack.ledger
     offsets = {
         topics.RAW: log.committed(topics.INGEST_GROUP, topics.RAW),

@@ -65,7 +65,7 @@ class PipelineMetrics(threading.Thread, Collector):
             while True:
                 self.look(stack)
                 if time.monotonic() - counted >= COUNT_EVERY_S:
-                    self._try("features", lambda: list(of_features(stack)))
+                    self.count(stack)
                     counted = time.monotonic()
                 if self._stop_asked.wait(self._every_s):
                     return
@@ -76,6 +76,11 @@ class PipelineMetrics(threading.Thread, Collector):
         self._try("log", lambda: list(of_log(stack)))
         self._try("dead letters", lambda: list(of_dead_letters(stack)))
         self._try("alerts", lambda: list(of_alerts(stack)))
+
+    def count(self, stack: Stack) -> None:
+        """Read what the feature store has to count for."""
+        self._try("features", lambda: list(of_features(stack)))
+        self._try("tilesets", lambda: list(of_tilesets(stack)))
 
     def _try(self, name: str, read: Callable[[], list[Metric]]) -> None:
         try:
@@ -198,3 +203,17 @@ def of_features(stack: Stack) -> Iterator[Metric]:
         {(name,): _age_s(one.received_ms, now_s) for name, one in counts.sources.items() if one.received_ms}, "source",
     )  # fmt: skip
     yield GaugeMetricFamily("features_outbox_rows", "Hints not sent to the log yet.", value=counts.outbox)
+
+
+def of_tilesets(stack: Stack) -> Iterator[Metric]:
+    """How current the published tilesets are."""
+    found = currency.tilesets(stack)
+    now_s = time.time()
+    yield _gauge(
+        "tileset_published_seconds", "How long ago the version in force was published.",
+        {(one.name,): _age_s(one.published_ms, now_s) for one in found}, "tileset",
+    )  # fmt: skip
+    yield _gauge(
+        "tileset_behind_seconds", "From the watermark of the version in force to the newest thing applied since.",
+        {(one.name,): one.behind_s for one in found if one.behind_s is not None}, "tileset",
+    )  # fmt: skip

@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from geo_assets.events import topics
-from geo_assets.services.dead_letters import list_dead_letters
+from geo_assets.services import currency
+from geo_assets.services.dead_letters import list_dead_letters, now_ms
 from geo_assets.services.lost_records import losses_of
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def lag_of(stack: Stack) -> dict[str, int]:
 
 
 def snapshot(stack: Stack) -> dict[str, Any]:
-    """Features, tiles, lag, what retention took unread, manifests and dead letters."""
+    """Features, tiles, how current sources and tilesets are, lag, what retention took, dead letters and manifests."""
     features = stack.features.counts()
     tiles = stack.ledger.counts()
     letters: dict[str, int] = {}
@@ -75,6 +76,28 @@ def snapshot(stack: Stack) -> dict[str, Any]:
             "oldest_dirty": moment(tiles.oldest_dirty_ms),
             "by_zoom": {str(zoom): count for zoom, count in sorted(tiles.by_zoom.items())},
         },
+        "sources": [
+            {
+                "name": one.name,
+                "received": moment(one.received_ms),
+                "watermark": moment(one.watermark_ms),
+                "silent_s": one.silent_s,
+                "expected_every_s": one.expected_s,
+                "silent": one.silent,
+            }
+            for one in currency.sources(stack, now_ms())
+        ],
+        "tilesets": [
+            {
+                "name": one.name,
+                "version": one.version,
+                "published": moment(one.published_ms),
+                "watermark": moment(one.watermark_ms),
+                "behind_s": one.behind_s,
+                "commits_since": one.commits,
+            }
+            for one in currency.tilesets(stack)
+        ],
         "lag": lag_of(stack),
         "lost": {topic: asdict(loss) | {"at": moment(loss.at_ms)} for topic, loss in losses_of(stack.ledger).items()},
         "dead_letters": letters,

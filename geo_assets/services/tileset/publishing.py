@@ -272,6 +272,8 @@ class _Publication:
             tiles=len(self._snapshot.rows),
             zooms=documents["zooms"],
             files=files,
+            watermark_ms=self._snapshot.watermark_ms,
+            commits=self._snapshot.commits,
         )
         return record, manifest
 

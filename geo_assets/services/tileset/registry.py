@@ -74,6 +74,10 @@ class Version:
     zooms: tuple[int, int]
     files: dict[str, File]
     """`pmtiles`, `mbtiles`, `folder`."""
+    watermark_ms: int = 0
+    """Newest event time applied when the ledger was read; 0 of a version that was published before this was kept."""
+    commits: int = 0
+    """Commits of all tiles by then."""
 
     @property
     def bytes(self) -> int:
