@@ -40,6 +40,12 @@ SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 BUILT_IN = {"up", "ALERTS"}
 """Prometheus' own."""
 
+NOT_OURS = re.compile(r"(process|python|go|scrape|promhttp|prometheus|net)_\w+|up|target_\w+")
+"""What client libraries and Prometheus tell of themselves."""
+
+TOLD_TWICE = {"ledger_dirty_tiles", "ledger_given_up_tiles", "ledger_oldest_dirty_seconds"}
+"""By the tile server for installations that scrape it alone; ingest's figures of the same are the dashboard's."""
+
 
 def program(name: str) -> str:
     found = shutil.which(name)
@@ -342,6 +348,13 @@ def test_prometheus_takes_every_expression_of_the_dashboard(prometheus: Promethe
 def test_every_metric_of_dashboard_and_rules_is_exposed_by_a_running_service(prometheus: Prometheus) -> None:
     wanted = {name for text in (*expressions(), *(rule["expr"] for rule in rules())) for name in names_in(text)}
     assert {name for name in wanted - BUILT_IN if family_of(name, prometheus.families) is None} == set()
+
+
+def test_everything_that_a_running_service_exposes_is_on_the_dashboard(prometheus: Prometheus) -> None:
+    shown = {name for text in expressions() for name in names_in(text)}
+    shown |= {family for name in shown if (family := family_of(name, prometheus.families)) is not None}
+    ours = {name for name in prometheus.families if not NOT_OURS.fullmatch(name) and not name.endswith("_created")}
+    assert sorted(ours - shown) == sorted(TOLD_TWICE)
 
 
 def test_every_rule_is_evaluated_and_none_fires_on_a_sound_platform(prometheus: Prometheus) -> None:
