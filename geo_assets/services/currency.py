@@ -1,4 +1,4 @@
-"""How current things are: sources by what they sent last, readers of the log by what waits, tilesets by their watermark.
+"""How current things are: sources by what they sent, readers of the log by what waits, tilesets by their watermark.
 
 A watermark is the newest event time of anything applied; how long ago that was says nothing of a source that rarely has
 something to say. Silence is a fault only where `sources.yaml` says how often something is expected.
