@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from geo_assets.events import topics
+from geo_assets.flow.budget import Ticket, VertexBudget
 from geo_assets.services import build_worker, engines
 from geo_assets.services.build import Prepared, TileBuilder, TileResult, chunks_of
 from geo_assets.services.build_worker import BuildTask, Built
@@ -26,9 +27,10 @@ from geo_assets.services.lane import health, metrics
 from geo_assets.services.lane.health import Beat
 from geo_assets.services.lane.reading import HintReader
 from geo_assets.services.outages import OUTAGES
-from geo_assets.services.pool import WorkerPool
+from geo_assets.services.pool import TaskFailed, WorkerPool
 from geo_assets.services.recipe import current_recipe
 from geo_assets.tiles.tile import Tile, TileError
+from resources.ledger.protocol import TileState
 
 if TYPE_CHECKING:
     from geo_assets.stack import Stack
@@ -38,11 +40,11 @@ log = structlog.get_logger()
 TURN_TILES = 64
 """Most tiles of one turn: taken in one transaction, weighed in one query."""
 
-LIGHT_VERTICES = 20_000
-"""Most vertices of a tile that is built in the lane's own process: some twenty milliseconds."""
-
 CHUNK_VERTICES = 30_000
 """Vertices built between two polls."""
+
+REGION_DIGITS = 8
+"""Quadkey digits of a region: within it the budget keeps the order in which tiles were asked for."""
 
 LEASE_S = 5.0
 """How long a tile is the lane's: a killed worker's tiles are free for the sensor within one of its ticks."""
@@ -68,12 +70,13 @@ that doubles from the first to the second."""
 
 
 @dataclass(slots=True)
-class Heavy:
-    """A tile that is being built in a worker process."""
+class Job:
+    """A tile to encode, as it was when it was taken."""
 
     task: BuildTask
-    prepared: Prepared
-    future: Future[Sequence[Built]]
+    state: TileState
+    future: Future[Sequence[Built]] | None = None
+    """Where a worker process builds it."""
 
 
 class Lane:
@@ -107,9 +110,11 @@ class Lane:
         )
         self._queue: dict[str, None] = {}
         """Tiles to look at, in the order in which they were asked for."""
-        self._heavy: dict[str, Heavy] = {}
+        self._budget: VertexBudget[Job] = VertexBudget(workers=settings.live_build_workers + 1)
+        self._jobs: dict[str, Ticket[Job]] = {}
+        """Tiles in hand: waiting for the budget, or being built."""
         self._again: set[str] = set()
-        """Asked for while they were being built elsewhere: one more build afterwards."""
+        """Asked for while they were in hand: one more build afterwards."""
         self._later: list[tuple[float, str]] = []
         self._failures: dict[str, int] = {}
         self._built = 0
@@ -163,7 +168,7 @@ class Lane:
         before = self._built
         self._due()
         if timeout_s is None:
-            timeout_s = 0.0 if self._queue else BUSY_POLL_S if self._heavy else self._until_due()
+            timeout_s = 0.0 if self._queue else BUSY_POLL_S if self._jobs else self._until_due()
         if self._listen(timeout_s) and self._coalesce_s:
             until = self._clock() + self._coalesce_s
             while (left := until - self._clock()) > 0:
@@ -210,7 +215,7 @@ class Lane:
         return len(records)
 
     def _note(self, key: str) -> None:
-        if key in self._heavy:
+        if key in self._jobs:
             self._again.add(key)
         else:
             self._queue.setdefault(key)
@@ -220,7 +225,7 @@ class Lane:
         self._queue.clear()
         try:
             self._reader.again()
-            if not self._heavy:
+            if not self._jobs:
                 self.stack.ledger.free(self.worker)
         except OUTAGES:
             log.debug("still away")
@@ -235,41 +240,75 @@ class Lane:
             if key not in prepared.states:
                 self._at(ELSEWHERE_S, key)
         self._account(prepared.settled)
-        light = [task for task in prepared.tasks if task.vertices <= LIGHT_VERTICES]
-        for task in prepared.tasks:
-            if task.vertices > LIGHT_VERTICES:
-                self._start(task, prepared)
-        for index, chunk in enumerate(chunks_of(light, CHUNK_VERTICES)):
-            if index:
-                # Long work is cut up, so that the consumer is polled and worker processes are served.
-                self._listen(0.0)
-                self._collect()
-                self._beat()
-            results = build_worker.build_in(self.stack, chunk, self._step, passing=OUTAGES)
-            self._account(self._builder.finish(prepared, chunk, results))
         for key in prepared.lost:
             self._note(key)
-        prepared.lost.clear()
+        for task in prepared.tasks:
+            self._jobs[task.key] = self._budget.ask(
+                task.key.partition(":")[2][:REGION_DIGITS],
+                Job(task, prepared.states[task.key]),
+                task.vertices,
+                self._clock(),
+            )
+        self._pump()
 
-    def _start(self, task: BuildTask, prepared: Prepared) -> None:
-        future = self._pool.start(build_worker.build_unless_away, task)
-        own = Prepared({task.key: prepared.states[task.key]}, [task], [], [])
-        self._heavy[task.key] = Heavy(task, own, future)
+    def _pump(self) -> None:
+        """Start what the budget grants: large work in worker processes, small work here, until none of it is left."""
+        polled = True
+        while granted := self._budget.grants():
+            small: list[Ticket[Job]] = []
+            for ticket in granted:
+                if ticket.small:
+                    small.append(ticket)
+                else:
+                    ticket.work.future = self._pool.start(build_worker.build_unless_away, ticket.work.task)
+            for chunk in chunks_of([ticket.work.task for ticket in small], CHUNK_VERTICES):
+                if not polled:
+                    # Long work is cut up, so that the consumer is polled and worker processes are served.
+                    self._listen(0.0)
+                    self._beat()
+                polled = False
+                self._build_here([self._jobs[task.key] for task in chunk])
+
+    def _build_here(self, tickets: Sequence[Ticket[Job]]) -> None:
+        tasks = [ticket.work.task for ticket in tickets]
+        try:
+            results = build_worker.build_in(self.stack, tasks, self._step, passing=OUTAGES)
+            self._finish(tickets, results)
+        finally:
+            for ticket in tickets:
+                self._done(ticket)
+
+    def _finish(self, tickets: Sequence[Ticket[Job]], results: Sequence[Built | TaskFailed]) -> None:
+        tasks = [ticket.work.task for ticket in tickets]
+        prepared = Prepared({ticket.work.task.key: ticket.work.state for ticket in tickets}, [], [], [])
+        self._account(self._builder.finish(prepared, tasks, results))
+        self._again.update(prepared.lost)
+
+    def _done(self, ticket: Ticket[Job]) -> None:
+        """Its tile is out of our hands; whoever asked for it meanwhile is answered by one more build."""
+        ticket.refund()
+        key = ticket.work.task.key
+        self._jobs.pop(key, None)
+        if key in self._again:
+            self._again.discard(key)
+            self._note(key)
 
     def _collect(self) -> None:
-        """Commit what worker processes have finished."""
-        for key, heavy in [(key, one) for key, one in self._heavy.items() if one.future.done()]:
-            del self._heavy[key]
+        """Commit what worker processes have finished, and start what that makes room for."""
+        ended = [one for one in self._jobs.values() if one.work.future is not None and one.work.future.done()]
+        for ticket in ended:
+            future = ticket.work.future
+            assert future is not None
             try:
-                result = self._pool.outcome(heavy.future, OUTAGES)
+                self._finish([ticket], [self._pool.outcome(future, OUTAGES)])
             except OUTAGES:
-                self._at(ELSEWHERE_S, key)
+                self._at(ELSEWHERE_S, ticket.work.task.key)
                 raise
-            self._account(self._builder.finish(heavy.prepared, [heavy.task], [result]))
-            if key in self._again or heavy.prepared.lost:
-                self._again.discard(key)
-                self._note(key)
-        if self._heavy and self._clock() - self._renewed > LEASE_S / 3:
+            finally:
+                self._done(ticket)
+        if ended:
+            self._pump()
+        if self._jobs and self._clock() - self._renewed > LEASE_S / 3:
             self._renewed = self._clock()
             self.stack.ledger.renew(self.worker, LEASE_S)
 
@@ -315,12 +354,15 @@ class Lane:
         if now - self._beaten < health.BEAT_S:
             return
         self._beaten = now
-        waiting = len(self._queue) + len(self._heavy)
+        waiting = len(self._queue) + len(self._jobs)
         if not waiting:
             self._progress_ms = now_ms()
         health.beat(self.stack.ledger, self.worker, Beat(now_ms(), self._progress_ms, waiting, self._built))
         metrics.WAITING.set(waiting)
-        metrics.HEAVY.set(len(self._heavy))
+        gauges = self._budget.gauges(now)
+        metrics.BUDGET_IN_USE.set(gauges.in_use)
+        metrics.BUDGET_WAITING.set(gauges.waiting)
+        metrics.BUDGET_OLDEST.set(gauges.oldest_wait_s)
         self._gaps = [(at, gap) for at, gap in self._gaps if now - at < 60]
         metrics.POLL_GAP.set(max((gap for _, gap in self._gaps), default=0.0))
 

@@ -8,7 +8,11 @@ REGISTRY = CollectorRegistry()
 RECORDS = Counter("geo_assets_lane_records_total", "Hints read from [tiles].", registry=REGISTRY)
 TILES = Counter("geo_assets_lane_tiles_total", "Tiles looked at, by outcome.", ["outcome"], registry=REGISTRY)
 WAITING = Gauge("geo_assets_lane_waiting_tiles", "Tiles in the lane's hands.", registry=REGISTRY)
-HEAVY = Gauge("geo_assets_lane_heavy_tiles", "Tiles being built in worker processes.", registry=REGISTRY)
+BUDGET_IN_USE = Gauge("geo_assets_lane_budget_vertices", "Vertices of the tiles under way.", registry=REGISTRY)
+BUDGET_WAITING = Gauge("geo_assets_lane_budget_waiting_tiles", "Tiles that wait for the budget.", registry=REGISTRY)
+BUDGET_OLDEST = Gauge(
+    "geo_assets_lane_budget_oldest_wait_seconds", "How long the one has waited that waits longest.", registry=REGISTRY
+)
 TURN_SECONDS = Histogram(
     "geo_assets_lane_turn_seconds",
     "Of one turn that built something: take, read, encode, commit, announce.",

@@ -1,14 +1,15 @@
 from __future__ import annotations
 
+import math
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 from geo_assets.events import topics
-from geo_assets.services.build import TileBuilder
+from geo_assets.services.build import TileBuilder, TileResult
 from geo_assets.services.lane import health, lane
 from geo_assets.services.lane.lane import Lane
 from geo_assets_tests.stacks import STACKS, changes_of
@@ -152,18 +153,37 @@ def test_a_mark_raised_during_a_build_is_answered_by_one_more_build(world: World
     assert {one["version"] for key in world.published() for one in world.properties(key)} == {2}
 
 
-def test_heavy_tiles_are_built_in_other_processes_while_light_ones_pass_them(
-    world: World, worker: Lane, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lane, "LIGHT_VERTICES", 0)
-    world.edit(feature(1, 1))
-    ended = 0
-    while dirty(world):
-        ended += worker.turn(0.05)
-    monkeypatch.setattr(lane, "LIGHT_VERTICES", 20_000)
-    work(worker)
+def test_heavy_tiles_are_built_in_other_processes_while_light_ones_pass_them(world: World) -> None:
+    turn = [2 * math.pi * step / 20_000 for step in range(20_000)]
+    ring = [[round(HERE[0] + 0.003 * math.cos(a), 9), round(HERE[1] + 0.003 * math.sin(a), 9)] for a in turn]
+    giant = {"type": "Polygon", "coordinates": [[*ring, ring[0]]]}
+    here = Lane(world.stack, "lane:1")
+    order: list[str] = []
+    account = here._account  # pyright: ignore[reportPrivateUsage]
+
+    def noted(results: Iterable[TileResult]) -> None:
+        results = list(results)
+        order.extend(f"{result.key}@{result.features}" for result in results)
+        account(results)
+
+    here._account = noted  # pyright: ignore[reportPrivateUsage]
+    try:
+        world.edit({**feature("giant", 1), "geometry": giant})
+        here.turn(0.5)
+        while not here._jobs:  # pyright: ignore[reportPrivateUsage]
+            here.turn(0.05)
+        held = [ticket.work.task.key for ticket in here._jobs.values()]  # pyright: ignore[reportPrivateUsage]
+        far = (HERE[0] + 0.2, HERE[1])
+        world.edit(feature("kiosk", 1, at=far))
+        work(here)
+    finally:
+        here.close()
+    assert all(int(ticket.partition(":")[0]) for ticket in held)
+    small = [n for n, key in enumerate(order) if key.partition("@")[0] not in held]
+    large = [n for n, key in enumerate(order) if key.partition("@")[0] in held]
+    assert max(small) < max(large), "what is small does not wait for the last giant"
+    assert dirty(world) == []
     assert all(world.properties(key) for key in world.published())
-    assert {state.revision for state in world.published().values()} == {1}
 
 
 @pytest.mark.parametrize("away", ["features", "digests"])
