@@ -21,6 +21,7 @@ from tenacity import RetryError, Retrying, retry_if_exception_type, stop_after_a
 from geo_assets.events import topics
 from geo_assets.events.dead_letter import DeadLetter
 from geo_assets.events.signature import sign
+from geo_assets.flow import retries
 
 if TYPE_CHECKING:
     from geo_assets.stack import Stack
@@ -107,8 +108,8 @@ class Callbacks:
                 try:
                     for attempt in Retrying(
                         retry=retry_if_exception_type(_Again),
-                        stop=stop_after_attempt(5),
-                        wait=wait_random_exponential(multiplier=0.5, max=30),
+                        stop=stop_after_attempt(retries.ATTEMPTS),
+                        wait=wait_random_exponential(multiplier=retries.BASE_S, max=retries.CAP_S),
                     ):
                         with attempt:
                             self._send(client, told)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import random
 import signal
 import socket
 import threading
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_exponential_jitter
+from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from geo_assets.events import collection, topics
 from geo_assets.events.collection import CollectionInfo
@@ -27,6 +28,8 @@ from geo_assets.events.foreign import KINDS, Said, kept_headers, readable, reada
 from geo_assets.events.json_text import shorten
 from geo_assets.events.models import EnvelopeError, read_events
 from geo_assets.events.records import MAX_PART_ID
+from geo_assets.flow import retries
+from geo_assets.flow.retries import Backoff
 from geo_assets.ports import inbox_object
 from geo_assets.services import ingest_worker, outbox
 from geo_assets.services.callbacks import Callbacks, Told
@@ -139,18 +142,19 @@ class Ingest:
 
     def run(self, stop: threading.Event) -> None:
         """Work until asked to stop; transient faults wait with full jitter and go on from the committed offset."""
-        wait_s = 0.5
+        backoff, chance, failed = Backoff(), random.Random(), 0
         self._pool.warm()
         self._sweep()
         while not stop.is_set():
             try:
                 self.run_once(timeout_s=0.5)
-                wait_s = 0.5
+                failed = 0
             except OUTAGES as fault:
+                failed += 1
+                wait_s = backoff.wait_s(failed, chance)
                 log.warning("ingest waits", error=str(fault), seconds=round(wait_s, 1))
                 self._consumer.seek_to_committed()
                 stop.wait(wait_s)
-                wait_s = min(30.0, wait_s * 2)
 
     def _poll(self, timeout_s: float) -> list[Record]:
         """Next records; what retention took unread is said, counted and passed over, or ends ingest."""
@@ -343,8 +347,8 @@ class Ingest:
 
     @retry(
         retry=retry_if_exception_type(Transient),
-        stop=stop_after_attempt(5),
-        wait=wait_exponential_jitter(initial=0.5, max=30),
+        stop=stop_after_attempt(retries.ATTEMPTS),
+        wait=wait_random_exponential(multiplier=retries.BASE_S, max=retries.CAP_S),
         reraise=True,
     )
     def _fetch(self, pointer: str, sha256: str) -> bytes:
