@@ -6,15 +6,15 @@ A tick is a record with a time and no device: it moves the watermark where devic
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from geo_assets.events.json_text import JsonError, loads
-from geo_assets.events.models import EnvelopeError, PositionEvent, parse
+from geo_assets.events.json_text import loads
+from geo_assets.events.models import PositionEvent, parse
 
 MAX_DEVICE_ID = 128
 """Characters of a device id, as at the edge."""
@@ -58,6 +58,13 @@ class Positions:
             self.time_ms[rows], self.received_ms[rows], self.partition[rows], self.offset[rows],
         )  # fmt: skip
 
+    def silenced(self, rows: Sequence[int]) -> Positions:
+        """The same records, of which some say nothing, not even the time: a tick would move the watermark."""
+        device, time_ms = list(self.device), self.time_ms.copy()
+        for row in rows:
+            device[row], time_ms[row] = None, 0
+        return replace(self, device=device, time_ms=time_ms)
+
 
 class _Position(msgspec.Struct, gc=False):
     event_time_ms: int
@@ -75,7 +82,8 @@ def _as_it_was_sent(value: bytes) -> _Position | None:
     """A position that no edge has seen: its time in any of the forms that the edge takes."""
     try:
         event = parse(PositionEvent, loads(value))
-    except (EnvelopeError, JsonError):
+    except Exception:
+        # Whatever a library finds wrong with a value costs that value and no other.
         return None
     return _Position(event.event_time_ms, event.device_id, event.lon, event.lat, event.accuracy_m)
 
@@ -150,14 +158,14 @@ def _decoded(values: Sequence[bytes | None]) -> tuple[list[_Position], list[int]
     """What values say, and the rows that say nothing."""
     try:
         return list(map(_decode, values)), []  # pyright: ignore[reportArgumentType]
-    except (TypeError, msgspec.MsgspecError, UnicodeDecodeError):
-        pass
+    except Exception:
+        pass  # One after the other says which.
     found: list[_Position] = []
     poison: list[int] = []
     for row, value in enumerate(values):
         try:
             found.append(_decode(value or b""))
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except Exception:
             said = _as_it_was_sent(value or b"")
             found.append(said or _NOTHING)
             if said is None:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -76,6 +77,14 @@ class _Columns:
         self._free[self._free_count : self._free_count + len(rows)] = rows
         self._free_count += len(rows)
 
+    def copy(self) -> Self:
+        """The same rows, apart from these."""
+        made = copy(self)
+        for name in self._columns:
+            setattr(made, name, getattr(self, name).copy())
+        made._free = self._free.copy()
+        return made
+
 
 class Devices(_Columns):
     """The devices: where each was, and how far its triggers have been counted. 81 bytes each, and its id in a table.
@@ -130,6 +139,12 @@ class Devices(_Columns):
         self.names += names[again:]
         self.number.update(zip(names, numbers, strict=True))
         return rows
+
+    def copy(self) -> Self:
+        """The same devices, apart from these."""
+        made = super().copy()
+        made.number, made.names = self.number.copy(), self.names.copy()
+        return made
 
     def rows(self) -> Ints:
         """All devices."""

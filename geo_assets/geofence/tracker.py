@@ -35,7 +35,7 @@ on above where it ended, although nothing of it was kept.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any
 
@@ -250,6 +250,7 @@ class Tracker:
 
         Raises:
             TooManyDevices: Nothing was changed.
+            Exception: A fault of a library's or of our own. What is left is no state to go on from: see `sift`.
         """
         batch = self._unread(batch)
         if not len(batch):
@@ -723,6 +724,15 @@ class Tracker:
         return self._triggers(np.array(partitions, np.int64), sources, ids, priority)
 
     # State
+
+    def copy(self) -> Tracker:
+        """The same state under the same fences, to be fed apart from this one: 0.1 µs a device and more."""
+        made = Tracker(self.index, self.rules)
+        made.counts = replace(self.counts)
+        made._devices, made._stays = self._devices.copy(), self._stays.copy()
+        made._offsets, made._watermarks = dict(self._offsets), dict(self._watermarks)
+        made._oldest = self._oldest
+        return made
 
     def erase(self, device: str) -> bool:
         """Forget one device: its place, its stays and its count; nothing is told.

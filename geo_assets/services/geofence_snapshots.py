@@ -18,6 +18,8 @@ from geo_assets.services.trigger_tail import Replaced
 from resources.tile_store.protocol import TileStoreError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from resources.ledger.protocol import Ledger
     from resources.tile_store.protocol import TileStore
 
@@ -53,6 +55,8 @@ class Stored:
         at_ms: When it was taken, milliseconds since the epoch, UTC.
         heard: Partition -> when the last record read was received, milliseconds since the epoch, UTC.
         due_ms: When something comes next of devices that say nothing, by the clock; None for nothing.
+        passed_over: Partition -> offsets from its offsets on that could not be judged: whoever reads them again passes
+            over them, whether the fault comes again or not.
     """
 
     epoch: int = 0
@@ -65,6 +69,7 @@ class Stored:
     at_ms: int = 0
     heard: dict[int, int] = field(default_factory=dict[int, int])
     due_ms: int | None = None
+    passed_over: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
 
     def to_json(self) -> str:
         """As the ledger keeps it."""
@@ -76,8 +81,8 @@ class Stored:
         if text is None:
             return cls()
         said = json.loads(text)
-        for member in ("offsets", "heard"):
-            said[member] = {int(partition): number for partition, number in said[member].items()}
+        for member in ("offsets", "heard", "passed_over"):
+            said[member] = {int(partition): of for partition, of in said.get(member, {}).items()}
         return cls(**said)
 
 
@@ -135,19 +140,40 @@ class Snapshots:
         name = f"{FOLDER}{self._epoch}-{number}-{secrets.token_hex(4)}"
         self._tiles.put(name, data)
         made = replace(what, epoch=self._epoch, number=number, name=name, at_ms=time.time_ns() // 1_000_000)
+        try:
+            self._put(made)
+        except Replaced:
+            self._delete(name)
+            raise
+        before, self.stored = self.stored, made
+        if before.name:
+            self._delete(before.name)
+
+    def pass_over(self, offsets: Mapping[int, list[int]]) -> None:
+        """Have records passed over by whoever goes on from the snapshot in force; durable when this returns.
+
+        Args:
+            offsets: Partition -> all offsets, those of before among them.
+
+        Raises:
+            Replaced: A run of a higher epoch has taken over.
+            LedgerUnavailable: It may be said or not.
+        """
+        made = replace(self.stored, number=self.stored.number + 1, passed_over=dict(offsets))
+        self._put(made)
+        self.stored = made
+
+    def _put(self, made: Stored) -> None:
         while not self._ledger.set_value(VALUE, made.to_json(), expect=self._text):
             # Where the ledger fell silent after it had taken a value of ours, that one stands there now.
             text = self._ledger.get_value(VALUE)
             found = Stored.from_json(text)
             if found.epoch != self._epoch:
-                self._delete(name)
                 raise Replaced(f"epoch {self._epoch} was replaced by {found.epoch}")
             self._text = text
-            if found.name == name:
+            if found.name == made.name and found.number == made.number:
                 break
-        before, self._text, self.stored = self.stored, made.to_json(), made
-        if before.name:
-            self._delete(before.name)
+        self._text = made.to_json()
 
     def sweep(self) -> int:
         """Delete what runs before this one left and is not in force; how many. A later run's are its own."""

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ from geo_assets.geofence.frames import decode
 from geo_assets.geofence.positions import read_positions, tick_value
 from geo_assets.geofence.replay import Replay, adopt
 from geo_assets.geofence.rules import Rules
+from geo_assets.geofence.sift import named, sift
 from geo_assets.geofence.tracker import TooManyDevices, Tracker
 from geo_assets.services import forgetting, holding, resending, routing_result
 from geo_assets.services import geofence_snapshots as snapshots
@@ -37,6 +39,7 @@ from geo_assets.services.gc_pauses import GcPauses
 from geo_assets.services.geofence_snapshots import Replaced, Snapshots, Stored
 from geo_assets.services.lost_records import remember_loss, stop_if_told
 from geo_assets.services.metrics_port import serve_somewhere
+from geo_assets.services.passed_over import PassedOver, rebuilt, rows_of
 from geo_assets.services.position_reader import Batch, PositionReader
 from geo_assets.services.router import Router, RouterOptions, shorter_turns
 from geo_assets.services.routing_lease import RoutingLease
@@ -51,7 +54,9 @@ if TYPE_CHECKING:
     from geo_assets.flow.breaker import Held
     from geo_assets.geofence.index import FenceIndex
     from geo_assets.geofence.positions import Positions
-    from geo_assets.geofence.triggers import Triggers
+    from geo_assets.geofence.sift import Fault
+    from geo_assets.geofence.tracker import Counts
+    from geo_assets.geofence.triggers import Trigger, Triggers
     from geo_assets.settings import Settings
     from geo_assets.stack import Stack
     from resources.event_log.protocol import OffsetOutOfRange, Record, Slice
@@ -187,6 +192,10 @@ def _keep_warm(stack: Stack, book: FenceBook, router: Router) -> None:
         log.warning("a standby is not kept warm", error=str(fault))
 
 
+class _Ended(Exception):
+    """It is over, and the state at hand is none to go on from."""
+
+
 class _Run:
     def __init__(
         self,
@@ -211,6 +220,7 @@ class _Run:
         self.heard: dict[int, int] = {}
         self.last_cost = self.looked = self.ticked = 0.0
         stored = self.snapshots.claim()
+        self.passed_over = PassedOver(stored.passed_over)
         extents = stack.log.extents(topics.POSITIONS)
         anew = self._begins_anew(stored, {p: e.end for p, e in extents.items()})
         told = None if anew else self._restore(stored)
@@ -313,6 +323,8 @@ class _Run:
         except Replaced as why:
             log.warning("routing run replaced", reason=str(why))
             self.result.ended = "replaced"
+        except _Ended:
+            self.result.ended = "replaced" if self.lease.lost else "stopped"
         finally:
             self.ending.set()
             self.end_metrics()
@@ -344,7 +356,7 @@ class _Run:
                 self.router.hold(self.held)
                 reported = 0.0
             batch, looked = None, False
-            if self.router.ready() and (waiting is not None or now >= gathered_at):
+            if self.router.ready() and self._may_read() and (waiting is not None or now >= gathered_at):
                 # Where no acknowledgement is to come, positions are what to wait for.
                 wait_s = 0.0 if self.router.held else _IDLE_S
                 batch, waiting, looked = waiting or self.reader.take(o.batch, wait_s), None, True
@@ -364,7 +376,7 @@ class _Run:
             self.router.step(0.0 if looked and not self.router.held else o.gather_s)
             if self.to_resend and self.router.ready():
                 self._resend()
-            if now >= try_at and (self._changes() or (dirty and now >= snapshot_at)):
+            if now >= try_at and (self._changes() or ((dirty or self.passed_over.full) and now >= snapshot_at)):
                 cost = self._snapshot()
                 if cost is None:
                     try_at = time.monotonic() + _BARRIER_AGAIN_S
@@ -391,6 +403,12 @@ class _Run:
         while time.monotonic() < deadline and not self.stop.is_set():
             self.router.step(0.01)
 
+    def _may_read(self) -> bool:
+        """Whether what cannot be judged of the next batch has room beside the snapshot in force."""
+        if self.passed_over.full and (self.writing is None or self.writing.done()):
+            self.passed_over.drop(self.snapshots.stored.offsets)
+        return not self.passed_over.full
+
     def _judge(self, batch: Batch) -> bool:
         """Judge a batch and hand over what follows; whether a device was heard."""
         records = batch.records
@@ -398,11 +416,8 @@ class _Run:
         if poison:
             write_dead_letters(self.stack, [_letter(records.record(row)) for row in poison])
             self.result.dlq += len(poison)
-        try:
-            told = self.tracker.feed(positions)
-        except TooManyDevices as fault:
-            positions = self._without(fault, positions, records)
-            told = self.tracker.feed(positions)
+        positions = self.passed_over.silenced(positions)
+        told = self._fed(positions, records)
         self.result.positions += len(records)
         # Partition after partition: where each begins, and the highest stamp from there on.
         starts = np.flatnonzero(np.diff(positions.partition, prepend=-1))
@@ -415,20 +430,86 @@ class _Run:
             self.router.route(told, emitted=emitted)
         return any(device is not None for device in positions.device)
 
+    def _fed(self, positions: Positions, records: Slice) -> Triggers | list[Trigger]:
+        """What follows from positions; records that cannot be judged are dead letters, and cost no others."""
+        offsets, counts = self.tracker.offsets, replace(self.tracker.counts)
+        try:
+            try:
+                return self.tracker.feed(positions)
+            except TooManyDevices as fault:
+                positions = self._without(fault, positions, records)
+                return self.tracker.feed(positions)
+        except _OUTAGES:
+            raise
+        except Exception as fault:
+            log.error("a batch cannot be judged: it is searched", error=named(fault), records=len(positions))
+            return self._sifted(positions, records, offsets, counts)
+
     def _without(self, fault: TooManyDevices, positions: Positions, records: Slice) -> Positions:
         """The batch without the devices for which there is no room: their records are dead letters."""
-        rows = [row for row, device in enumerate(positions.device) if device in fault.devices]
+        rows = rows_of(fault, positions)
         log.error("too many devices", error=str(fault), devices=len(fault.devices), records=len(rows))
         limit = self.options.rules.max_devices
         write_dead_letters(self.stack, [_crowded(records.record(row), limit) for row in rows])
         self.result.dlq += len(rows)
-        device = list(positions.device)
-        for row in rows:
-            device[row] = None
-        # A record that says nothing, not even the time: a tick would move the watermark.
-        time_ms = positions.time_ms.copy()
-        time_ms[rows] = 0
-        return replace(positions, device=device, time_ms=time_ms)
+        return positions.silenced(rows)
+
+    def _sifted(
+        self, positions: Positions, records: Slice, offsets: Mapping[int, int], counts: Counts
+    ) -> list[Trigger]:
+        """Find the records at fault, from the state before the batch on.
+
+        They are dead letters first; then the ledger says that they are passed over; and only then is told what the
+        others bring. So whoever reads the batch again tells the same, even where the fault does not come again.
+
+        Raises:
+            _Ended: It was told to end meanwhile, and nothing of the batch was told.
+        """
+        before = self._before(offsets)
+        before.counts = counts
+        found = sift(before, positions, self._or_end)
+        if found.faults:
+            letters = [_at_fault(records.record(fault.row), fault) for fault in found.faults]
+            self._until_done(lambda: write_dead_letters(self.stack, letters))
+            self.result.dlq += len(letters)
+            self.passed_over.add(positions, [fault.row for fault in found.faults])
+            kept = self.passed_over.from_(self.snapshots.stored.offsets)
+            self._until_done(lambda: self.snapshots.pass_over(kept))
+        log.error("a batch was searched", at_fault=len(found.faults), records=len(positions))
+        self.tracker = found.tracker
+        now = time.time_ns()
+        return [row for told in found.triggers for row in told.rows(epoch=self.router.epoch, emitted_ns=now)]
+
+    def _before(self, offsets: Mapping[int, int]) -> Tracker:
+        if self.writing is not None:
+            wait_for([self.writing])
+        while True:
+            try:
+                data = self.snapshots.load()
+                if data is None:
+                    raise snapshots.SnapshotLost(f"the snapshot {self.snapshots.stored.name} is gone")
+                return rebuilt(self.stack.log, data, self.tracker.index, offsets, self.passed_over, self._or_end)
+            except snapshots.SnapshotLost:
+                raise
+            except _OUTAGES as fault:
+                self._wait_for(fault)
+
+    def _until_done(self, do: Callable[[], None]) -> None:
+        while True:
+            try:
+                return do()
+            except _OUTAGES as fault:
+                self._wait_for(fault)
+
+    def _wait_for(self, fault: Exception) -> None:
+        log.warning("the search of a batch waits", error=str(fault))
+        self._work(_AGAIN_S)
+        self._or_end()
+
+    def _or_end(self) -> None:
+        self.router.step(0.0)
+        if self.stop.is_set() or self.lease.lost:
+            raise _Ended
 
     def _acknowledged(self, emitted: int, at: Sequence[int]) -> None:
         of = self.read_at.get(emitted)
@@ -456,6 +537,7 @@ class _Run:
         return Stored(
             fences=fences, revision=revision, topic=self.topic, offsets=self.tracker.offsets, heard=dict(self.heard),
             due_ms=min(due, default=None),
+            passed_over=self.passed_over.from_(self.tracker.offsets),
         )  # fmt: skip
 
     def _to_adopt(self) -> bool:
@@ -476,6 +558,7 @@ class _Run:
                 self.last_cost = writing.result()
             except _OUTAGES as fault:
                 log.warning("the snapshot waits", error=str(fault))
+        self.passed_over.drop(self.snapshots.stored.offsets)
         if not self.router.settle(self.options.barrier_s):
             return None
         self.read_at.clear()
@@ -685,6 +768,12 @@ def _letter(record: Record) -> DeadLetter:
 
 def _crowded(record: Record, limit: int) -> DeadLetter:
     return _dead(record, "too_large", f"max_devices: {limit:,} devices are remembered, and there is no room for more")
+
+
+def _at_fault(record: Record, fault: Fault) -> DeadLetter:
+    if isinstance(fault.error, TooManyDevices):
+        return _dead(record, "too_large", "max_devices: there is no room for another device")
+    return _dead(record, "internal", f"cannot be judged: {named(fault.error)}")
 
 
 def _dead(record: Record, reason: Reason, explanation: str) -> DeadLetter:
