@@ -20,10 +20,12 @@ from hypothesis import strategies as st
 from geo_assets_tests.resources.contract_event_log import EventLogContract, LogHarness, drain, read_all
 from geo_assets_tests.resources.log_processes import (
     after,
+    append_in_another_process,
     append_on_a_full_disk,
     open_and_append,
     open_in_a_folder_without_permission,
 )
+from resources.event_log.bells import Bells
 from resources.event_log.murmur2 import murmur2, partition_of
 from resources.event_log.protocol import EventLog, LogError, LogUnavailable, NewRecord, StaleEpoch, TopicSpec
 from resources.event_log.sqlite import SqliteEventLog
@@ -161,6 +163,54 @@ def test_threads_that_append_at_once_share_commits(log: SqliteEventLog) -> None:
         thread.join()
     assert sum(extent.end for extent in log.extents("t").values()) == 800
     assert log.appends - before < 600
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="bells are heard on Linux alone")
+def test_another_process_hears_an_append_to_its_topics_and_no_other(log: SqliteEventLog, tmp_path: Path) -> None:
+    log.ensure_topics([TopicSpec("other")])
+    elsewhere = functools.partial(SqliteEventLog, tmp_path / "log.db")
+    ear, neighbour = log.ear(["t"]), log.ear(["other"])
+    assert ear is not None
+    assert neighbour is not None
+    assert not ear.wait(0)
+
+    writer = spawn.Process(target=append_in_another_process, args=(elsewhere, "t", "a", 1))
+    writer.start()
+    assert ear.wait(60)
+    writer.join()
+    assert not neighbour.wait(0)
+
+    log.append([NewRecord("t", "k", b"")])
+    log.append([NewRecord("t", "k", b"")])
+    assert ear.wait(0), "what rang while nobody waited is heard at the next wait"
+    assert not ear.wait(0)
+
+
+def test_where_no_bell_is_heard_records_of_other_processes_are_found_all_the_same(
+    log: SqliteEventLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Bells, "ear", lambda *_: None)
+    consumer, follower = log.consumer("g", ["t"]), log.follow("t", dict.fromkeys(range(4), 0))
+    assert consumer.poll(timeout_s=0.1) == []
+    elsewhere = functools.partial(SqliteEventLog, tmp_path / "log.db")
+    writer = spawn.Process(target=append_in_another_process, args=(elsewhere, "t", "a", 1))
+    writer.start()
+    assert len(consumer.poll(timeout_s=60)) == 1
+    assert len(follower.take(10, 60)) == 1
+    writer.join()
+    consumer.close()
+
+
+def test_a_bell_that_cannot_be_rung_costs_no_append(tmp_path: Path) -> None:
+    (tmp_path / "log.db-bells").write_text("in the way of the folder")
+    log = SqliteEventLog(tmp_path / "log.db")
+    log.ensure_topics([TopicSpec("t")])
+    assert log.ear(["t"]) is None
+    consumer = log.consumer("g", ["t"])
+    log.append([NewRecord("t", "k", b"here")])
+    assert [record.value for record in consumer.poll(timeout_s=10)] == [b"here"]
+    consumer.close()
+    log.close()
 
 
 def test_an_interrupted_caller_leaves_the_others_their_commit(

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from resources.event_log.bells import Bells, Ear
 from resources.event_log.murmur2 import partition_of
 from resources.event_log.protocol import (
     Extent,
@@ -195,6 +196,7 @@ class SqliteEventLog:
         self._queue: deque[_Append] = deque()
         self._queue_lock = threading.Lock()
         self._led = False
+        self._bells = self._own_bells()
         self.appended = threading.Condition()
         """Notified after each commit of this process, so that a consumer in it need not wait for its next look."""
         self.appends = 0
@@ -209,6 +211,37 @@ class SqliteEventLog:
     def file(self) -> SqliteFile:
         """The file, for the consumers of this log."""
         return self._file
+
+    def _own_bells(self) -> Bells:
+        return Bells(self._file.path.with_name(f"{self._file.path.name}-bells"))
+
+    def ear(self, topics: Sequence[str]) -> Ear | None:
+        """What hears of appends to these topics by any process; None where nobody can, or one was never declared."""
+        known = self._file.attempt(self.topics_in)
+        return self._bells.ear([known[name].id for name in topics]) if all(name in known for name in topics) else None
+
+    def wait(self, ear: Ear | None, seconds: float, appends: int) -> None:
+        """Until something may have been appended, at most so long.
+
+        Args:
+            ear: Of the topics that are waited for; without one only appends of this process are heard of.
+            seconds: Longest wait.
+            appends: `appends` as it was before the caller looked.
+        """
+        if ear is not None:
+            ear.wait(seconds)
+            return
+        with self.appended:
+            if self.appends == appends:
+                self.appended.wait(seconds)
+
+    def wake(self, topics: Sequence[str]) -> None:
+        """Wake whoever waits for these topics, in any process, although nothing was appended."""
+        _, known = self._topics
+        self._bells.ring([known[name].id for name in topics if name in known])
+        with self.appended:
+            self.appends += 1
+            self.appended.notify_all()
 
     # Topics
 
@@ -304,6 +337,7 @@ class SqliteEventLog:
         if self._pid != os.getpid():  # Forked, perhaps while another thread of the parent led: here nobody does.
             self._queue, self._queue_lock, self._led = deque(), threading.Lock(), False
             self.appended, self._pid = threading.Condition(), os.getpid()
+            self._bells = self._own_bells()
         with self._queue_lock:
             self._queue.append(request)
             if not self._led:
@@ -341,9 +375,7 @@ class SqliteEventLog:
             self._pass_on()
             for request in group:
                 request.woken.set()
-            with self.appended:
-                self.appends += 1
-                self.appended.notify_all()
+            self.wake(sorted({record.topic for request in group if request.positions for record in request.records}))
 
     def _pass_on(self) -> None:
         with self._queue_lock:

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from resources.event_log.sqlite import SqliteEventLog
 
 _LOOK_S = 0.01
-"""Between two looks while nothing comes: other processes' appends tell nobody."""
+"""Between two looks while nothing comes, where other processes' appends cannot be heard."""
+_LOOK_HEARING_S = 0.05
+"""The same where they can: a bell that was missed costs as much."""
 _BYTES = 16_000_000
 """Most of one slice, about."""
 
@@ -40,6 +42,8 @@ class SqliteFollower:
         self._closed = False
         for partition in offsets:
             log.check(topic, partition)
+        self._ear = log.ear([topic])
+        self._look_s = _LOOK_S if self._ear is None else _LOOK_HEARING_S
 
     def take(self, max_records: int, timeout_s: float = 0.0) -> Slice:
         """The next records of all partitions (see `Follower.take`)."""
@@ -62,9 +66,7 @@ class SqliteFollower:
             left = deadline - time.monotonic()
             if left <= 0:
                 return _slice([])
-            with self._log.appended:
-                if self._log.appends == appends:
-                    self._log.appended.wait(min(_LOOK_S, left))
+            self._log.wait(self._ear, min(self._look_s, left), appends)
 
     def _look(
         self, connection: sqlite3.Connection, max_records: int
