@@ -102,13 +102,13 @@ def now_us() -> int:
     return time.time_ns() // 1_000
 
 
-def stamps_in_header(text: str) -> Stamps:
-    """The stamps in the text of a header `stages`; `NONE` where it is none."""
+def stamps_in_header(text: str | bytes) -> Stamps:
+    """The stamps in the JSON of a header `stages`; `NONE` where it is none."""
     if not text:
         return NONE
     try:
         return _decoder.decode(text)
-    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return NONE
 
 

@@ -272,6 +272,22 @@ def test_what_is_no_announcement_is_counted_and_harms_nobody(world: TileWorld, c
     assert _metric(client, "tileserver_sse_unreadable_total") == 6
 
 
+def test_how_long_an_announcement_took_to_the_streams_is_counted_whoever_wrote_it(
+    world: TileWorld, client: httpx.Client
+) -> None:
+    stream = Stream(client).started()
+    now = time.time_ns() // 1_000
+    for revision, stages in enumerate(
+        (b"", b',"stages":{"received":%d,"announced":%d}' % (now - 9_000_000, now), b',"stages":{"received":"\xff"}'), 1
+    ):
+        value = b'{"z":14,"x":%d,"y":%d,"hash":null,"revision":%d%s}' % (HERE.x, HERE.y, revision, stages)
+        world.log.append([NewRecord(topics.TILE_UPDATED, HERE.key, value)])
+        assert set(stream.changes(1)[0].body) == {"z", "x", "y", "hash", "revision"}
+    assert _metric(client, 'edit_stage_seconds_count{stage="sent"}') == 3
+    assert _metric(client, 'edit_age_seconds_count{stage="sent"}') == 1
+    assert _metric(client, 'edit_age_seconds_sum{stage="sent"}') > 9
+
+
 def test_a_client_hears_only_of_its_zooms_and_its_box(world: TileWorld, client: httpx.Client) -> None:
     west, south, east, north = ROW[2].bounds
     inside = 1e-5

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from geo_assets.services.edit_stages import StageHistograms
 from resources.ledger.protocol import LedgerError
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class Metrics:
             buckets=(0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0, 10.0),
             registry=self.registry,
         )
+        self.stages = StageHistograms(self.registry)
         self.live_clients = Gauge("tileserver_live_clients", "Open live streams.", registry=self.registry)
         self.live_coalesced = Counter(
             "tileserver_live_coalesced_total",

@@ -25,22 +25,23 @@ import msgspec
 import structlog
 
 from geo_assets.events.topics import TILE_UPDATED
+from geo_assets.services.edit_stages import Stamps, now_us, stamps_in_header
 from geo_assets.tiles.tile import MAX_LATITUDE, MAX_ZOOM, Box, Tile, TileError
-from resources.event_log.protocol import LogError, OffsetOutOfRange
+from resources.event_log.protocol import LogError, LogUnavailable, OffsetOutOfRange
 from resources.ledger.protocol import LedgerError
 
 if TYPE_CHECKING:
     from geo_assets.services.tileserver.metrics import Metrics
-    from resources.event_log.protocol import EventLog, Record
+    from resources.event_log.protocol import EventLog, Follower, Record
     from resources.ledger.protocol import Ledger
 
 EPOCH_NAME: Final = "sse-epoch"
 """The ledger's named value. A restore from a backup sets a new one: revisions went back, so clients must reload."""
 
-POLL_S: Final = 0.01
-"""How often the log is looked at while somebody listens: announcements reach clients in under 50 ms."""
+POLL_S: Final = 0.1
+"""Longest wait for an announcement in one piece while somebody listens: what an end of the server waits for."""
 IDLE_POLL_S: Final = 0.25
-"""The same while nobody does."""
+"""How often the log is looked at while nobody does."""
 EPOCH_CHECK_S: Final = 5.0
 READ_RECORDS: Final = 500
 """Records of one delivery: about 3 ms of the event loop."""
@@ -180,6 +181,56 @@ class Client:
             delivery = self._queue.popleft()
             self._waiting -= len(delivery.changes)
             yield delivery
+
+
+class _Reader:
+    """Follows `[tile-updated]` from its end on. For the hub's thread."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+        self._follower: Follower | None = None
+
+    @property
+    def positions(self) -> dict[int, int]:
+        """Partition -> offset of the next record that is taken."""
+        return dict(self._opened.next_offsets)
+
+    @property
+    def _opened(self) -> Follower:
+        if self._follower is None:
+            raise LogUnavailable(f"{TILE_UPDATED} is not followed yet")
+        return self._follower
+
+    def go_to_the_end(self) -> None:
+        """Begin anew, with what comes from now on."""
+        ends = {partition: extent.end for partition, extent in self._log.extents(TILE_UPDATED).items()}
+        follower = self._log.follow(TILE_UPDATED, ends)
+        self.close()
+        self._follower = follower
+
+    def follow_new_partitions(self) -> None:
+        """A partition that is new since the last look is followed from its oldest record on."""
+        for partition, extent in self._log.extents(TILE_UPDATED).items():
+            if partition not in self._opened.next_offsets:
+                self._opened.seek(partition, extent.begin)
+
+    def take(self, timeout_s: float) -> list[Record]:
+        """The next records, in about the order in which they were appended; waits at most so long for a first one.
+
+        Raises:
+            OffsetOutOfRange: Some of them are not in the log any more, or the log has less than was read of it.
+        """
+        taken = self._opened.take(READ_RECORDS, timeout_s)
+        records = [taken.record(place) for place in range(len(taken))]
+        records.sort(key=lambda record: record.timestamp_ms)
+        # The sort is stable, but a clock that was set back may show within a partition; its order is what counts.
+        return records if _in_order(records) else sorted(records, key=lambda r: (r.partition, r.offset))
+
+    def close(self) -> None:
+        """End."""
+        if self._follower is not None:
+            self._follower.close()
+            self._follower = None
 
 
 class ChangeHub:
@@ -381,29 +432,33 @@ class ChangeHub:
 
     # -- the reader --------------------------------------------------------------------------------------------------
     def _read_for_ever(self, placed: asyncio.Event) -> None:
-        positions: dict[int, int] = {}
+        reader = _Reader(self._log)
         token: str | None = None
         checked = pause = 0.0
         loop = self._loop
         assert loop is not None
         first = True
         while not self._stop.is_set():
-            busy = False
             try:
                 if token is None or time.monotonic() - checked >= EPOCH_CHECK_S:
                     fresh = self._read_token()
                     checked = time.monotonic()
                     if fresh != token:
-                        cause, token = "epoch", fresh
-                        positions = {p: extent.end for p, extent in self._log.extents(TILE_UPDATED).items()}
-                        self._hand_over(self._restart, cause, token, dict(positions))
-                records, lost = self._next_records(positions)
-                if lost:
+                        reader.go_to_the_end()
+                        token = fresh
+                        self._hand_over(self._restart, "epoch", token, reader.positions)
+                    else:
+                        reader.follow_new_partitions()
+                try:
+                    # Before the first client is answered: it is told from here on.
+                    records = reader.take(POLL_S if self._listeners.is_set() and not first else 0.0)
+                except OffsetOutOfRange:
                     # Retention overtook the reader, or the log went back: nobody can say what was missed.
-                    self._hand_over(self._restart, "retention", token, dict(positions))
-                elif records:
-                    self._hand_over(self._deliver, records, dict(positions))
-                    busy = True
+                    reader.go_to_the_end()
+                    self._hand_over(self._restart, "retention", token, reader.positions)
+                    records = []
+                if records:
+                    self._hand_over(self._deliver, records, reader.positions)
                 pause = 0.0
                 self._failing = False
             except (LogError, LedgerError) as error:
@@ -413,20 +468,18 @@ class ChangeHub:
                     structlog.get_logger().warning("change stream waits for log or ledger", error=str(error))
                 pause = min(1.0, pause * 2 or 0.05)
             except RuntimeError:
-                return  # the event loop has closed
+                break  # the event loop has closed
             if first:
                 first = False
                 try:
                     loop.call_soon_threadsafe(placed.set)
                 except RuntimeError:
-                    return
+                    break
             if pause:
                 self._stop.wait(pause)
-            elif not busy:
-                if self._listeners.is_set():
-                    self._stop.wait(POLL_S)
-                else:
-                    self._listeners.wait(IDLE_POLL_S)
+            elif not self._listeners.is_set():
+                self._listeners.wait(IDLE_POLL_S)
+        reader.close()
 
     def _read_token(self) -> str:
         epoch = self._ledger.get_value(EPOCH_NAME)
@@ -434,32 +487,6 @@ class ChangeHub:
             self._ledger.set_value(EPOCH_NAME, uuid.uuid4().hex, expect=None)
             epoch = self._ledger.get_value(EPOCH_NAME)
         return hashlib.sha256(f"{epoch}|{self._log.topic_id(TILE_UPDATED)}".encode()).hexdigest()[:12]
-
-    def _next_records(self, positions: dict[int, int]) -> tuple[list[Record], bool]:
-        """Records from the positions on, which move past them.
-
-        True when a position is no longer in the log: the positions are set to its ends then.
-        """
-        extents = self._log.extents(TILE_UPDATED)
-        records: list[Record] = []
-        for partition, extent in extents.items():
-            # A partition that is new since the last look starts at its oldest record.
-            position = positions.setdefault(partition, extent.begin)
-            if position == extent.end:
-                continue
-            try:
-                if not extent.begin <= position <= extent.end:
-                    raise OffsetOutOfRange(TILE_UPDATED, partition, position, extent.begin, extent.end)
-                found = self._log.read(TILE_UPDATED, partition, position, max_records=READ_RECORDS)
-            except OffsetOutOfRange:
-                positions.update({p: e.end for p, e in self._log.extents(TILE_UPDATED).items()})
-                return [], True
-            if found:
-                positions[partition] = found[-1].offset + 1
-                records.extend(found)
-        records.sort(key=lambda record: record.timestamp_ms)
-        # The sort is stable, but a clock that was set back may show within a partition; its order is what counts.
-        return (records if _in_order(records) else sorted(records, key=lambda r: (r.partition, r.offset))), False
 
     def _hand_over(self, step: Any, *args: Any) -> None:
         """Run a step in the event loop and wait for it: the reader never runs ahead of the clients' queues."""
@@ -493,6 +520,7 @@ class ChangeHub:
         assert token is not None
         now = time.time()
         changes: list[Change] = []
+        stamps: list[Stamps] = []
         for record in records:
             self._positions[record.partition] = record.offset + 1
             self._metrics.lag.observe(max(0.0, now - record.timestamp_ms / 1000))
@@ -512,6 +540,8 @@ class ChangeHub:
             self._told.move_to_end(tile)
             event = _tile_event(told, _point(token, self._positions)) if self._clients else b""
             changes.append(Change(record.partition, record.offset, *tile, told.revision, event))
+            passed = stamps_in_header(bytes(told.stages))
+            stamps.append(passed if passed.announced else passed.at("announced", record.timestamp_ms * 1_000))
         while len(self._told) > REMEMBERED_TILES:
             self._told.popitem(last=False)
         self._positions = positions
@@ -519,6 +549,12 @@ class ChangeHub:
         for client in self._clients:
             if not client.offer(delivery):
                 self._metrics.drops.inc()
+        if self._clients:
+            sent_us = now_us()
+            self._metrics.stages.observe([one.at("sent", sent_us) for one in stamps], "sent")
+
+
+_NOT_STAMPED: Final = msgspec.Raw(b"")
 
 
 class _Announced(msgspec.Struct, frozen=True):
@@ -530,6 +566,8 @@ class _Announced(msgspec.Struct, frozen=True):
     revision: int
     hash: str | None = None
     again: bool = False
+    stages: msgspec.Raw = _NOT_STAMPED
+    """Read apart: what is wrong in them is no fault of the announcement."""
 
     def repeats(self, known: int) -> bool:
         """Whether clients that know this revision must load the tile again: a cache has shown them the one before."""
