@@ -39,7 +39,7 @@ class Settings(BaseSettings):
     tiles_port: int = Field(default=8788, ge=1, le=65535)
     dagster_port: int = Field(default=3000, ge=1, le=65535)
     ingest_port: int = Field(default=8789, ge=0, le=65535, description="Metrics of ingest; 0 serves none.")
-    live_port: int = Field(default=8790, ge=0, le=65535, description="Metrics of the fast lane; 0 serves none.")
+    live_port: int = Field(default=8791, ge=0, le=65535, description="Metrics of the fast lane; 0 serves none.")
     public_tiles_url: str | None = Field(
         default=None, description="URL of the tile server as browsers see it; default from host and port."
     )
@@ -94,6 +94,11 @@ class Settings(BaseSettings):
         default=2_500, ge=1, description="Most tiles of one run: a run costs 2-4 s before its first tile."
     )
     runs_in_flight: int = Field(default=2, ge=1, description="Runs requested and not ended.")
+    # A run over a batch takes minutes: after half an hour without a slot somebody lowered the pool's limit and forgot
+    # it, or something holds all of it. An error says so before people notice that the map stands still.
+    pool_wait_s: float = Field(
+        default=1_800.0, gt=0, description="Longest that a batch's run may wait in Dagster's queue for its pool's slot."
+    )
     lease_s: float = Field(default=120.0, gt=0, description="A batch's lease; renewed every tick while its run lives.")
     garbage_grace_s: float = Field(
         default=600.0, ge=0, description="How long an object that is no longer current is kept."

@@ -45,7 +45,7 @@ class Reporter(threading.Thread):
         wait_s = REPORTER_WAIT_S[0]
         # Two seconds of importing: not while the lane itself starts.
         while not self._stop_asked.wait(wait_s):
-            if not (self._home / "dagster" / "dagster.yaml").is_file():
+            if "DAGSTER_HOME" not in os.environ and not (self._home / "dagster" / "dagster.yaml").is_file():
                 continue  # Nobody has set Dagster up yet.
             self._process = subprocess.Popen(
                 [sys.executable, "-m", REPORTER], stdin=subprocess.DEVNULL, preexec_fn=end_with_parent
