@@ -17,6 +17,7 @@ from dagster import (
     DagsterInstance,
     DagsterRunStatus,
     DefaultSensorStatus,
+    RunRecord,
     RunRequest,
     RunsFilter,
     SensorEvaluationContext,
@@ -41,6 +42,7 @@ from geo_assets.stack import Stack
 from geo_assets.tiles.tile import Tile, TileError
 from resources.event_log.protocol import LogUnavailable, OffsetOutOfRange
 from resources.ledger.protocol import Batch, Failure, LedgerUnavailable, MarkKind, Settle, TileState
+from sensors.pool_waits import end_waiting, has_waited_too_long
 
 log = structlog.get_logger()
 
@@ -345,23 +347,31 @@ def tick(stack: Stack, instance: DagsterInstance, now_ms: int | None = None) -> 
     return done
 
 
-def _runs_of(instance: DagsterInstance, batches: Sequence[Batch]) -> dict[str, DagsterRunStatus]:
-    """Status of each batch's run; of several (someone launched it again) the one that is alive, else the newest."""
-    found: dict[str, DagsterRunStatus] = {}
+def _runs_of(instance: DagsterInstance, batches: Sequence[Batch]) -> dict[str, RunRecord]:
+    """Each batch's run; of several (someone launched it again) the one that is alive, else the newest."""
+    found: dict[str, RunRecord] = {}
     if not batches:
         return found
     tags: dict[str, Any] = {BATCH_TAG: [batch.id for batch in batches]}
-    for run in instance.get_runs(RunsFilter(tags=tags)):  # Newest first.
-        batch_id = run.tags[BATCH_TAG]
-        if batch_id not in found or (run.status in ALIVE and found[batch_id] not in ALIVE):
-            found[batch_id] = run.status
+    for record in instance.get_run_records(RunsFilter(tags=tags)):  # Newest first.
+        run = record.dagster_run
+        known = found.get(run.tags[BATCH_TAG])
+        if known is None or (run.status in ALIVE and known.dagster_run.status not in ALIVE):
+            found[run.tags[BATCH_TAG]] = record
     return found
 
 
 def _look_after(stack: Stack, instance: DagsterInstance, now_ms: int, done: Tick) -> list[Batch]:
     ledger, settings = stack.ledger, stack.settings
     batches = ledger.batches()
-    care = care_for(batches, _runs_of(instance, batches), now_ms)
+    runs = _runs_of(instance, batches)
+    statuses = {
+        batch_id: end_waiting(instance, record, now_ms, settings.pool_wait_s)
+        if has_waited_too_long(record, now_ms, settings.pool_wait_s)
+        else record.dagster_run.status
+        for batch_id, record in runs.items()
+    }
+    care = care_for(batches, statuses, now_ms)
     for batch in care.end:
         ledger.end_batch(batch.id)
     done.in_flight = len(care.renew)
@@ -589,7 +599,8 @@ def _request_audit(stack: Stack, instance: DagsterInstance, now_ms: int, done: T
     description=(
         "Reads hints from `[tiles]`, marks tiles dirty in the ledger and asks for a run over whatever is dirty: edits "
         "first, then backfills. A run that was killed is asked for again in halves, until a tile that kills its run "
-        "stands alone. When the map has come to rest after a change, it asks for an audit."
+        "stands alone. A run that waits too long for its pool's slot is ended, and its tiles are asked for again. When "
+        "the map has come to rest after a change, it asks for an audit."
     ),
 )
 def tile_updates(context: SensorEvaluationContext, stack: StackResource) -> SensorResult:
