@@ -55,21 +55,22 @@ class Taken:
 
 
 def problem(pools: Sequence[Taken], waited_s: float, limit_s: float) -> str:
-    """What a run is told that waited too long."""
-    said = f"waited {waited_s:,.0f} s in Dagster's queue, longer than GEO_ASSETS_POOL_WAIT_S ({limit_s:,g} s)"
-    again = "Its tiles are asked for again."
+    """What a run is told that waited too long; empty where none of its pools is full."""
     full = [pool for pool in pools if pool.full]
-    if full:
-        why = "; ".join(map(str, full))
-        return f"{said}: {why}. Raise the limit under Deployment > Concurrency, or end what holds the slots. {again}"
+    if not full:
+        return ""
     return (
-        f"{said}: its pools have free slots now, so its place among the runs is what it had not "
-        f"(concurrency.runs in dagster.yaml), or Dagster's queue stands still. {again}"
+        f"The run waited {waited_s:,.0f} s in Dagster's queue for a slot of its pool, longer than "
+        f"GEO_ASSETS_POOL_WAIT_S ({limit_s:,g} s): {'; '.join(map(str, full))}. Raise the limit under Deployment > "
+        "Concurrency, or end what holds the slots. Its tiles are asked for again."
     )
 
 
 def end_waiting(instance: DagsterInstance, record: RunRecord, now_ms: int, limit_s: float) -> DagsterRunStatus:
-    """End a queued run with an error; nothing was built of it, and nobody is charged.
+    """End a queued run with an error if its pool is full; nothing was built of it, and nobody is charged.
+
+    One whose pools have room is left alone: it waits for a place among the runs, or the daemon was away and starts it
+    now.
 
     Args:
         instance: Dagster's.
@@ -78,17 +79,20 @@ def end_waiting(instance: DagsterInstance, record: RunRecord, now_ms: int, limit
         limit_s: How long it may wait.
 
     Returns:
-        Its status now: a failure, unless it left the queue meanwhile.
+        Its status now.
     """
     # Read anew, as Dagster's own cancelling from the queue does: it may just have got its slot. A run that gets it now,
     # before the next line, finds that it has failed and builds nothing.
     run = instance.get_run_by_id(record.dagster_run.run_id)
-    if run is not None and run.status is not DagsterRunStatus.QUEUED:
+    if run is None:
+        return DagsterRunStatus.FAILURE
+    if run.status is not DagsterRunStatus.QUEUED:
         return run.status
-    if run is not None:
-        text = problem(pools_of(instance, run), (now_ms - queued_ms(record)) / 1000, limit_s)
-        log.warning("run ended in the queue", run=run.run_id, problem=text)
-        instance.report_run_failed(run, f"The run {text}")
+    text = problem(pools_of(instance, run), (now_ms - queued_ms(record)) / 1000, limit_s)
+    if not text:
+        return run.status
+    log.warning("run ended in the queue", run=run.run_id, problem=text)
+    instance.report_run_failed(run, text)
     return DagsterRunStatus.FAILURE
 
 

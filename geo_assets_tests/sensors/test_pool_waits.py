@@ -143,11 +143,18 @@ def test_a_run_that_builds_may_take_longer_than_it_may_wait(here: World) -> None
     assert (late.requests, late.in_flight) == ([], 1)
 
 
-def test_where_the_pool_has_room_the_queue_is_named() -> None:
-    said = problem([Taken(POOL, 5, ("a",))], 1_860, WAIT_S)
-    assert "concurrency.runs in dagster.yaml" in said
-    assert "waited 1,860 s" in said
-    assert problem([], 1_860, WAIT_S).startswith("waited 1,860 s in Dagster's queue, longer than")
+def test_a_run_whose_pool_has_room_is_left_to_the_queue(here: World) -> None:
+    _, run = backfill(here)
+    late = tick(here.stack, here.instance, now_ms() + (WAIT_S + 60) * 1000)
+    assert (late.requests, late.in_flight) == ([], 1)
+    assert dequeued(here) == [run.run_id], "the daemon was away, and starts it now"
+
+
+def test_the_error_says_how_long_and_names_a_few_of_many_holders() -> None:
     many = Taken(POOL, 7, tuple(f"{n}" * 36 for n in range(7)))
-    assert "7 of 7 slots are taken by 00000000, 11111111" in problem([many], 1_860, WAIT_S)
-    assert "and more" in problem([many], 1_860, WAIT_S)
+    said = problem([Taken("other", 3, ()), many], 1_860, WAIT_S)
+    assert said.startswith("The run waited 1,860 s in Dagster's queue for a slot of its pool, longer than")
+    assert "7 of 7 slots are taken by 00000000, 11111111" in said
+    assert "and more" in said
+    assert "other" not in said
+    assert problem([Taken("other", 3, ("a",))], 1_860, WAIT_S) == problem([], 1_860, WAIT_S) == ""
