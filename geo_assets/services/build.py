@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,6 +27,7 @@ from geo_assets.tiles.tile import Tile
 from resources.ledger.protocol import Commit, Failure, Settle, TileState
 
 if TYPE_CHECKING:
+    from geo_assets.services.edit_stages import StageHistograms
     from geo_assets.stack import Stack
 
 log = structlog.get_logger()
@@ -94,7 +95,8 @@ class TileBuilder:
         step: Called before each step of the protocol with its name and the tile's key; tests crash or pause there.
             The steps inside a worker process are told only `inline`.
         inline: Build in this process. A tile that kills its builder kills the caller then.
-        details: More of what each commit says of its making.
+        details_of: Adds to what the commit of a tile says of its making: (key, details) -> details, for its JSON.
+        stages: Histograms that each announcement is noted in.
         lease_s: How long a tile that was taken is left to this builder; default: the settings'.
     """
 
@@ -105,13 +107,14 @@ class TileBuilder:
         *,
         step: Step | None = None,
         inline: bool = False,
-        details: Mapping[str, str] | None = None,
+        details_of: Callable[[str, dict[str, Any]], dict[str, Any]] | None = None,
+        stages: StageHistograms | None = None,
         lease_s: float | None = None,
     ) -> None:
         self.stack, self.owner = stack, owner
         self._step = step or build_worker.no_step
         self._inline = inline
-        self._details = dict(details or {})
+        self._details_of, self._stages = details_of or (lambda _key, details: details), stages
         settings = stack.settings
         self._lease_s = settings.lease_s if lease_s is None else lease_s
         fitting = throughput.workers(stack.ledger, settings.build_workers, settings.runs_in_flight)
@@ -267,7 +270,7 @@ class TileBuilder:
             elif result.changed:
                 outcome = "emptied" if result.content_hash is None else "built"
                 details: dict[str, Any] = {"ms": round(result.ms, 2), "features": result.features}
-                details |= {"image": settings.image_digest, **self._details}
+                details = self._details_of(task.key, {**details, "image": settings.image_digest})
                 commits[task.key] = (
                     Commit(
                         key=task.key,
@@ -315,7 +318,7 @@ class TileBuilder:
         for key in owed:
             self._step("announce", key)
         announcements = [row for rows in owed.values() for row in rows if row.duty == "announce"]
-        announce.announce(self.stack, announcements, purged=forgotten)
+        announce.announce(self.stack, announcements, purged=forgotten, stages=self._stages)
         for key, (commit, built) in commits.items():
             if key not in owed:
                 lost.append(key)

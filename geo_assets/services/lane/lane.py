@@ -13,16 +13,18 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from geo_assets.events import topics
 from geo_assets.flow.budget import Ticket, VertexBudget
+from geo_assets.flow.retries import Backoff, Retries
 from geo_assets.services import build_worker, engines
 from geo_assets.services.build import Prepared, TileBuilder, TileResult, chunks_of
 from geo_assets.services.build_worker import BuildTask, Built
 from geo_assets.services.dead_letters import now_ms
+from geo_assets.services.edit_stages import NONE, Stamps, details_with, earliest, now_us, stamps_of
 from geo_assets.services.lane import health, metrics
 from geo_assets.services.lane.health import Beat
 from geo_assets.services.lane.reading import HintReader
@@ -64,9 +66,9 @@ SWEEP_TILES = 256
 ELSEWHERE_S = 0.5
 """When a tile is looked at again that somebody else had leased."""
 
-RETRY_S = (0.5, 30.0)
-"""Between two builds of a tile that failed, and between two tries of a port that is away: full jitter below a bound
-that doubles from the first to the second."""
+QUEUE_FULL = 5_000
+"""Tiles that wait at which the lane asks for no more records: some ten seconds of work, far below the five minutes
+without a poll at which its partitions pass to another worker."""
 
 
 @dataclass(slots=True)
@@ -104,7 +106,9 @@ class Lane:
         self._coalesce_s = settings.live_coalesce_ms / 1000 if coalesce_s is None else coalesce_s
         self._clock, self._step = clock, step or build_worker.no_step
         self._reader = HintReader(stack, topics.TILE_HINTS)
-        self._builder = TileBuilder(stack, worker, step=step, inline=True, details={"by": "lane"}, lease_s=LEASE_S)
+        self._builder = TileBuilder(
+            stack, worker, step=step, inline=True, details_of=self._details, stages=metrics.STAGES, lease_s=LEASE_S
+        )
         self._pool = WorkerPool(
             settings.live_build_workers, settings.build_timeout_s, build_worker.start, (settings, stack.scoped)
         )
@@ -115,8 +119,13 @@ class Lane:
         """Tiles in hand: waiting for the budget, or being built."""
         self._again: set[str] = set()
         """Asked for while they were in hand: one more build afterwards."""
+        self._stamps: dict[str, Stamps] = {}
+        """Of the edit behind each tile that waits longest for it; and of those that are in hand."""
+        self._taken: dict[str, Stamps] = {}
         self._later: list[tuple[float, str]] = []
-        self._failures: dict[str, int] = {}
+        self._retries: Retries[str] = Retries()
+        self._tries: dict[str, int] = {}
+        """Number of the next try of each tile that failed."""
         self._built = 0
         self._progress_ms = now_ms()
         self._beaten = self._swept = self._renewed = float("-inf")
@@ -136,14 +145,14 @@ class Lane:
     # -- the loop ----------------------------------------------------------------------------------------------------
     def run(self, stop: threading.Event) -> None:
         """Work until asked to stop; then finish what is in hand, as far as it takes no other process."""
-        bound_s = RETRY_S[0]
+        backoff, chance, failed = Backoff(), random.Random(), 0
         while not stop.is_set():
             try:
                 self.turn()
-                bound_s = RETRY_S[0]
+                failed = 0
             except OUTAGES as fault:
-                wait_s = random.uniform(0, bound_s)
-                bound_s = min(RETRY_S[1], bound_s * 2)
+                failed += 1
+                wait_s = backoff.wait_s(failed, chance)
                 metrics.OUTAGES_SEEN.inc()
                 log.warning("the lane waits", error=str(fault), kind=type(fault).__name__, seconds=round(wait_s, 1))
                 self.give_up_turn()
@@ -196,7 +205,9 @@ class Lane:
         self._builder.close()
 
     def _listen(self, timeout_s: float) -> int:
-        """Poll once and note the tiles; how many records came."""
+        """Poll once and note the tiles; how many records came. With enough in hand nothing is asked for."""
+        if len(self._queue) >= QUEUE_FULL:
+            return 0
         now = self._clock()
         self._gaps.append((now, now - self._polled))
         records = self._reader.poll(timeout_s)
@@ -204,11 +215,12 @@ class Lane:
         keys: set[str] = set()
         for record in records:
             key = tile_key(record.key)
-            if key is not None:
+            if key is None:
+                # It was marked all the same, for the tile that its value names: the next sweep finds that.
+                self._swept = min(self._swept, self._polled - SWEEP_S + SWEEP_AGE_MS / 1000)
+            else:
                 keys.add(key)
-        # A record without a key that names its tile was marked all the same: the next sweep finds it.
-        if len(keys) < len(records):
-            self._swept = min(self._swept, self._polled - SWEEP_S + SWEEP_AGE_MS / 1000)
+                self._stamps[key] = earliest((stamps_of(record), self._stamps.get(key, NONE)))
         metrics.RECORDS.inc(len(records))
         for key in sorted(keys, key=lambda key: key.partition(":")[2]):
             self._note(key)
@@ -223,6 +235,8 @@ class Lane:
     def give_up_turn(self) -> None:
         """After an outage: nothing is in hand but what other processes build; what was read comes again."""
         self._queue.clear()
+        self._stamps.clear()
+        self._taken.clear()
         try:
             self._reader.again()
             if not self._jobs:
@@ -235,6 +249,7 @@ class Lane:
         """Take what waits, as much as fits into one turn, and build what is light of it."""
         keys = [key for key, _ in zip(self._queue, range(TURN_TILES), strict=False)]
         prepared = self._builder.prepare(keys, free_only=True)
+        taken_us = now_us()
         for key in keys:
             del self._queue[key]
             if key not in prepared.states:
@@ -243,31 +258,40 @@ class Lane:
         for key in prepared.lost:
             self._note(key)
         for task in prepared.tasks:
+            if task.key in self._stamps:
+                self._taken[task.key] = self._stamps[task.key].at("taken", taken_us)
             self._jobs[task.key] = self._budget.ask(
                 task.key.partition(":")[2][:REGION_DIGITS],
                 Job(task, prepared.states[task.key]),
                 task.vertices,
                 self._clock(),
             )
+        for key in prepared.states:
+            # What comes from here on is another edit's, which another build answers.
+            self._stamps.pop(key, None)
         self._pump()
 
     def _pump(self) -> None:
         """Start what the budget grants: large work in worker processes, small work here, until none of it is left."""
         polled = True
         while granted := self._budget.grants():
-            small: list[Ticket[Job]] = []
-            for ticket in granted:
-                if ticket.small:
-                    small.append(ticket)
-                else:
-                    ticket.work.future = self._pool.start(build_worker.build_unless_away, ticket.work.task)
-            for chunk in chunks_of([ticket.work.task for ticket in small], CHUNK_VERTICES):
-                if not polled:
-                    # Long work is cut up, so that the consumer is polled and worker processes are served.
-                    self._listen(0.0)
-                    self._beat()
-                polled = False
-                self._build_here([self._jobs[task.key] for task in chunk])
+            small = [ticket for ticket in granted if ticket.small]
+            try:
+                for ticket in granted:
+                    if not ticket.small:
+                        ticket.work.future = self._pool.start(build_worker.build_unless_away, ticket.work.task)
+                for chunk in chunks_of([ticket.work.task for ticket in small], CHUNK_VERTICES):
+                    if not polled:
+                        # Long work is cut up, so that the consumer is polled and worker processes are served.
+                        self._listen(0.0)
+                        self._beat()
+                    polled = False
+                    self._build_here([self._jobs[task.key] for task in chunk])
+            finally:
+                # After an outage in the middle; the marks of these tiles stand.
+                for ticket in granted:
+                    if ticket.state == "granted" and ticket.work.future is None:
+                        self._done(ticket)
 
     def _build_here(self, tickets: Sequence[Ticket[Job]]) -> None:
         tasks = [ticket.work.task for ticket in tickets]
@@ -312,16 +336,26 @@ class Lane:
             self._renewed = self._clock()
             self.stack.ledger.renew(self.worker, LEASE_S)
 
+    def _details(self, key: str, details: dict[str, Any]) -> dict[str, Any]:
+        stamps = self._taken.get(key)
+        return details_with(NONE if stamps is None else stamps.at("built"), {**details, "by": "lane"})
+
     def _account(self, results: Iterable[TileResult]) -> None:
         for result in results:
             self._built += 1
+            self._taken.pop(result.key, None)
             self._progress_ms = now_ms()
             metrics.TILES.labels(result.outcome).inc()
             if result.outcome == "failed":
-                tries = self._failures[result.key] = self._failures.get(result.key, 0) + 1
-                self._at(random.uniform(0, min(RETRY_S[1], RETRY_S[0] * 2 ** (tries - 1))), result.key)
+                self._failed(result.key)
             else:
-                self._failures.pop(result.key, None)
+                self._tries.pop(result.key, None)
+
+    def _failed(self, key: str) -> None:
+        """The ledger has charged the tile; until it gives it up, which makes a dead letter, it is tried again here."""
+        verdict = self._retries.failed(key, self._tries.get(key, 1), "transient", self._clock())
+        if verdict != "again":
+            self._tries.pop(key, None)  # The sensor takes it up after its grace.
 
     # -- what comes later ----------------------------------------------------------------------------------------------
     def _at(self, delay_s: float, key: str) -> None:
@@ -331,23 +365,23 @@ class Lane:
         now = self._clock()
         while self._later and self._later[0][0] <= now:
             self._note(heapq.heappop(self._later)[1])
+        saturation = max(len(self._queue) / QUEUE_FULL, self._budget.gauges(now).fill)
+        for key, attempt in self._retries.due(now, saturation):
+            self._tries[key] = attempt
+            self._note(key)
 
     def _until_due(self) -> float:
-        if not self._later:
-            return IDLE_POLL_S
-        return min(IDLE_POLL_S, max(0.001, self._later[0][0] - self._clock()))
+        due = [at for at in (self._later[0][0] if self._later else None, self._retries.next_s()) if at is not None]
+        return min(IDLE_POLL_S, max(0.001, min(due) - self._clock())) if due else IDLE_POLL_S
 
     def _sweep(self) -> None:
         """Take up what is dirty and in nobody's hands."""
-        if self._clock() - self._swept < SWEEP_S:
+        if self._clock() - self._swept < SWEEP_S or len(self._queue) >= QUEUE_FULL:
             return
         self._swept = self._clock()
         for state in self.stack.ledger.dirty(SWEEP_TILES, kind="live", min_age_ms=SWEEP_AGE_MS):
-            if state.key not in self._failures and tile_key(state.key):
+            if state.key not in self._tries and tile_key(state.key):
                 self._note(state.key)
-        if len(self._failures) > SWEEP_TILES:
-            # Those that were given up, or that somebody else built.
-            self._failures = {key: self._failures[key] for _, key in self._later if key in self._failures}
 
     def _beat(self) -> None:
         now = self._clock()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from geo_assets.services.edit_stages import StageHistograms
+
 REGISTRY = CollectorRegistry()
 RECORDS = Counter("geo_assets_lane_records_total", "Hints read from [tiles].", registry=REGISTRY)
 TILES = Counter("geo_assets_lane_tiles_total", "Tiles looked at, by outcome.", ["outcome"], registry=REGISTRY)
@@ -23,3 +25,4 @@ POLL_GAP = Gauge(
     "geo_assets_lane_poll_gap_seconds", "Longest time between two polls in the last minute.", registry=REGISTRY
 )
 OUTAGES_SEEN = Counter("geo_assets_lane_outages_total", "Turns given up as a port was away.", registry=REGISTRY)
+STAGES = StageHistograms(REGISTRY)

@@ -10,7 +10,7 @@ import pytest
 
 from geo_assets.events import topics
 from geo_assets.services.build import TileBuilder, TileResult
-from geo_assets.services.lane import health, lane
+from geo_assets.services.lane import health
 from geo_assets.services.lane.lane import Lane
 from geo_assets_tests.stacks import STACKS, changes_of
 from geo_assets_tests.world import HERE, World, feature
@@ -243,7 +243,6 @@ def test_a_tile_that_fails_is_tried_again_until_it_is_given_up_as_a_dead_letter(
 ) -> None:
     from geo_assets.services import build_worker
 
-    monkeypatch.setattr(lane, "RETRY_S", (0.01, 0.02))
     real = build_worker.rules_before_publishing
     world.edit(feature(1, 1))
     world.mark_hints()
