@@ -13,7 +13,7 @@ from typing import Any
 import benchmarks
 from benchmarks.report import parser
 
-SHARED = {"__main__", "both_stacks", "city_home", "report", "synthetic"}
+SHARED = {"__main__", "both_stacks", "city_home", "report", "sampler", "synthetic"}
 """Modules that are no benchmark."""
 
 

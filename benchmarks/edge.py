@@ -81,7 +81,7 @@ def requests(count: int, run: str) -> list[bytes]:
     return made
 
 
-class _Connection(asyncio.Protocol):
+class Connection(asyncio.Protocol):
     """One keep-alive connection with one request at a time."""
 
     def __init__(self) -> None:
@@ -115,11 +115,11 @@ class _Connection(asyncio.Protocol):
         return await self.answer
 
 
-class _Pool:
+class Pool:
     """Connections that are free; one more is opened when none is."""
 
     def __init__(self, port: int) -> None:
-        self.port, self.free = port, list[_Connection]()
+        self.port, self.free = port, list[Connection]()
 
     async def ask(self, request: bytes) -> bytes:
         """Send one request over a free connection; the status of its answer."""
@@ -129,7 +129,7 @@ class _Pool:
                 break
         else:
             loop = asyncio.get_running_loop()
-            _, connection = await loop.create_connection(_Connection, "127.0.0.1", self.port)
+            _, connection = await loop.create_connection(Connection, "127.0.0.1", self.port)
         status = await connection.ask(request)
         self.free.append(connection)
         return status
@@ -143,7 +143,7 @@ class _Pool:
 
 async def paced(port: int, load: list[bytes], rate: float) -> Outcome:
     """Send each request when it is due, whatever became of the earlier ones."""
-    pool, outcome = _Pool(port), Outcome()
+    pool, outcome = Pool(port), Outcome()
     loop = asyncio.get_running_loop()
 
     async def one(request: bytes, due: float) -> None:
@@ -176,7 +176,7 @@ async def paced(port: int, load: list[bytes], rate: float) -> Outcome:
 
 async def saturated(port: int, load: list[bytes]) -> Outcome:
     """As fast as it goes over a fixed number of connections."""
-    pool, outcome = _Pool(port), Outcome()
+    pool, outcome = Pool(port), Outcome()
     waiting = iter(load)
     began = time.perf_counter()
 

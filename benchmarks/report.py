@@ -73,7 +73,7 @@ class Report:
         console = Console()
         console.print(table)
         for note in self.notes:
-            console.print(note, highlight=False, markup=False)
+            console.print(note, highlight=False, markup=False, soft_wrap=True)
         if json_path is not None:
             Path(json_path).write_text(
                 json.dumps([asdict(row) for row in self.rows], indent=1) + "\n", encoding="utf-8"
