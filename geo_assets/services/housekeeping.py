@@ -15,6 +15,7 @@ from geo_assets.services import garbage, outbox
 from geo_assets.services.announce import sweep_announcements, sweep_purges
 from geo_assets.services.dead_letters import now_ms
 from geo_assets.services.fence_features import send_fences
+from geo_assets.services.tileset.keeping import sweep_all
 from resources.guard.protocol import GuardUnavailable
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def enforce_retention(stack: Stack) -> dict[str, int]:
         {
             "records": lambda: sum(stack.log.enforce_retention().values()),
             "objects": lambda: garbage.collect_objects(stack, now_ms=now),
+            "unfinished tilesets": lambda: sweep_all(stack, grace_ms=int(stack.settings.garbage_grace_s * 1000)),
             "bodies": lambda: garbage.collect_inbox(stack, now_ms=now),
             "tombstones and applied keys": features,
             "guard keys": lambda: stack.guard.expire(),

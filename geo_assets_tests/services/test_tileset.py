@@ -19,6 +19,7 @@ from pmtiles.tile import Compression, TileType
 from geo_assets.ports import tile_object
 from geo_assets.services import pins
 from geo_assets.services.garbage import collect_objects
+from geo_assets.services.housekeeping import enforce_retention
 from geo_assets.services.tileset import keeping, registry
 from geo_assets.services.tileset.formats import Unverified
 from geo_assets.services.tileset.publishing import ObjectsDamaged, Published, Request, publish
@@ -420,6 +421,52 @@ def test_a_publisher_killed_in_the_middle_publishes_nothing_and_the_next_removes
     assert third.version.version.startswith("3-")
     assert {name.split("/")[2] for name in objects(local)} == {first.version.version, third.version.version}
     assert list((local.settings.home / "publishing").iterdir()) == []
+
+
+def test_housekeeping_removes_what_a_killed_publisher_left_once_its_claim_ran_out_and_the_grace_is_over(
+    local: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(local, 3)
+    first = published(local)
+    kept = objects(local)
+    command = [sys.executable, "-c", KILLED, str(local.settings.home), "verify"]
+    assert subprocess.run(command, capture_output=True, cwd=Path(__file__).parents[2]).returncode == -9
+    (dead,) = registry.read(local.stack.ledger, "city").claims
+    left = [name for name in objects(local) if f"/{dead}/" in name]
+    assert left
+    assert enforce_retention(local.stack)["unfinished tilesets"] == 0
+    began, grace_s = registry.now_ms(), local.settings.garbage_grace_s
+    at_ms = began + int((registry.CLAIM_S + grace_s - 120) * 1000)
+    monkeypatch.setattr(registry, "now_ms", lambda: at_ms)
+    assert enforce_retention(local.stack)["unfinished tilesets"] == 0, "its claim ran out, the grace has not"
+    assert set(left) <= set(objects(local))
+    at_ms = began + int((registry.CLAIM_S + grace_s + 1) * 1000)
+    assert enforce_retention(local.stack)["unfinished tilesets"] == len(left)
+    assert objects(local) == kept
+    assert not keeping.workplace(local.settings, "city", dead).exists()
+    assert registry.read(local.stack.ledger, "city").current == first.version.version
+    assert keeping.whole(local.stack, "city", first.version)
+    # Remembered for an hour, so that a publisher that only slept finds out, and then forgotten.
+    assert set(registry.read(local.stack.ledger, "city").claims) == {dead}
+    at_ms += registry.FORGET_MS
+    assert enforce_retention(local.stack)["unfinished tilesets"] == 0
+    assert registry.read(local.stack.ledger, "city").claims == {}
+
+
+def test_housekeeping_lets_a_publisher_be_that_is_slow_or_whose_process_it_cannot_see(
+    local: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(local, 2)
+    here = registry.this_process().partition("|")[0]
+    monkeypatch.setattr(registry, "this_process", lambda: f"{here}|999999999|1.00")
+    swept: list[int] = []
+
+    def housekeeping(step: str) -> None:
+        if step in ("write", "verify", "publish"):
+            swept.append(enforce_retention(local.stack)["unfinished tilesets"])
+
+    assert published(local, step=housekeeping).in_force
+    assert swept == [0, 0, 0]
 
 
 def test_a_claim_is_void_before_its_objects_go_and_its_owner_finds_out(world: World) -> None:

@@ -31,12 +31,28 @@ def workplace(settings: Settings, name: str, version: str) -> Path:
     return settings.home / "publishing" / f"{name}-{version}"
 
 
-def sweep(stack: Stack, name: str, *, store: TileStore | None = None) -> int:
-    """Remove what publishers of a tileset that died left, and what a prune that was cut short did; objects removed."""
+def sweep(stack: Stack, name: str, *, store: TileStore | None = None, grace_ms: int | None = None) -> int:
+    """Remove what publishers of a tileset that died left, and what a prune that was cut short did; objects removed.
+
+    Args:
+        stack: The ports.
+        name: Of the tileset; one that is none has nothing to sweep.
+        store: Where its files are; the stack's own tile store unless given.
+        grace_ms: How long ago a claim must have run out; None: at once, also where its process is known to be gone.
+    """
     if name not in registry.names(stack.ledger) or stack.ledger.get_value(registry.value_name(name)) is None:
         return 0
     at_ms = registry.now_ms()
-    return _remove(stack, name, registry.void(stack.ledger, name, at_ms), at_ms, store)
+    return _remove(stack, name, registry.void(stack.ledger, name, at_ms, grace_ms=grace_ms), at_ms, store)
+
+
+def sweep_all(stack: Stack, *, grace_ms: int) -> int:
+    """Sweep every tileset of what was begun and whose claim ran out before the grace; objects removed.
+
+    By time alone: whoever does this every few minutes must not take a process that it cannot see, in a container whose
+    host has the same name, for a dead one.
+    """
+    return sum(sweep(stack, name, grace_ms=grace_ms) for name in registry.names(stack.ledger))
 
 
 def give_up(stack: Stack, name: str, version: str, *, store: TileStore | None = None) -> int:

@@ -1,7 +1,7 @@
 """Publish a region: pin, read the ledger, claim a version, write and verify its files, and move the pointer.
 
 Until the pointer moves nothing is published, and what a publisher that died left behind is removed by the next one
-(`keeping.sweep`): its claim says which objects those are.
+(`keeping.sweep`) or by housekeeping: its claim says which objects those are.
 """
 
 from __future__ import annotations

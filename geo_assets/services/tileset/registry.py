@@ -277,14 +277,24 @@ def _held(tileset: Tileset, version: str) -> Claim:
     return held
 
 
-def void(ledger: Ledger, name: str, at_ms: int, *versions: str) -> list[str]:
-    """Give up these claims, and every one whose owner is dead; void versions, whose objects may be deleted now."""
+def void(ledger: Ledger, name: str, at_ms: int, *versions: str, grace_ms: int | None = None) -> list[str]:
+    """Give up claims; void versions, whose objects may be deleted now.
+
+    Args:
+        ledger: The ledger.
+        name: Of the tileset.
+        at_ms: Now, milliseconds since the epoch, UTC.
+        versions: Claims to give up whatever they say.
+        grace_ms: Besides these, give up every claim that ran out so long ago. None: every one whose owner is dead, be
+            it that the claim ran out or that its process is known to be gone.
+    """
+
+    def dead(one: Claim) -> bool:
+        return not lives(one, at_ms) if grace_ms is None else one.until_ms + grace_ms <= at_ms
 
     def voided(tileset: Tileset) -> Tileset:
         claims = {
-            version: Claim(0, one.owner, one.voided_ms or at_ms)
-            if version in versions or not lives(one, at_ms)
-            else one
+            version: Claim(0, one.owner, one.voided_ms or at_ms) if version in versions or dead(one) else one
             for version, one in tileset.claims.items()
         }
         return replace(tileset, claims=claims)
