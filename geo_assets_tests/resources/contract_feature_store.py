@@ -348,6 +348,16 @@ class FeatureStoreContract:
         for box in misses:
             assert self.shown(store, TileBox("t", 15, *box)) == set(), box
 
+    def test_a_feature_nearer_to_0_than_any_32_bit_number_shows_where_its_box_meets_too(
+        self, store: FeatureStore
+    ) -> None:
+        tiny = 1e-138
+        self.outcomes(store, upsert(feature(box=(-tiny, -tiny, -tiny, -tiny))))
+        for box in ((-1.0, -1.0, -tiny, -tiny), (-tiny, -tiny, 1.0, 1.0), (-tiny, -1.0, -tiny, 1.0)):
+            assert self.shown(store, TileBox("t", 15, *box)) == {'"a"'}, box
+            assert len(list(store.scan(bbox=box))) == 1
+        assert self.shown(store, TileBox("t", 15, 0.0, 0.0, 1.0, 1.0)) == set()
+
     def test_a_feature_shows_at_the_zooms_of_its_row_only(self, store: FeatureStore) -> None:
         self.outcomes(store, upsert(feature("1", zooms=(14, 16))), upsert(feature("2", zooms=(1, 0))))
         shown = [zoom for zoom in range(23) if self.shown(store, replace(WORLD, zoom=zoom))]
@@ -400,14 +410,56 @@ class FeatureStoreContract:
         assert digests.data_time_ms.tolist() == [1_000, 0, 1_000, 7]
         assert digests.pair_digest.dtype == rows.digest.dtype == np.uint8
         assert digests.pair_digest.shape == (5, 16)
+        assert len(set(digests.pair_number.tolist())) == 2
 
     def test_no_boxes_and_empty_boxes_have_answers_of_the_right_shape(self, store: FeatureStore) -> None:
         for boxes in ([], [WORLD, WORLD]):
             digests, rows = store.digests(boxes), store.features(boxes)
             assert digests.pair_digest.shape == (0, 16)
+            assert len(digests.pair_number) == len(digests.pair_vertices) == 0
             assert rows.digest.shape == (0, 16)
             assert digests.data_time_ms.tolist() == [0] * len(boxes)
             assert len(rows.feature_id) == len(rows.pair_tile) == len(rows.pair_row) == 0
+
+    def test_the_features_of_a_tile_are_found_again_by_the_numbers_that_came_with_their_digests(
+        self, store: FeatureStore
+    ) -> None:
+        made = [feature(str(i), box=(10 + i / 10, 20.0, 11.0 + i / 10, 21.0), content=str(i)) for i in range(300)]
+        self.outcomes(store, *map(upsert, made))
+        boxes = [TileBox("few", 15, 10, 19, 10.55, 22), WORLD]
+        digests = store.digests(boxes)
+        by_digest = {each.digest: each for each in made}
+        for tile in (0, 1):
+            shown = digests.pair_tile == tile
+            rows = store.rows(digests.pair_number[shown].tolist())
+            assert rows.digest.shape == (shown.sum(), 16)
+            assert sorted(map(bytes, rows.digest)) == sorted(map(bytes, digests.pair_digest[shown]))
+            for row, digest in enumerate(map(bytes, rows.digest)):
+                of = by_digest[digest]
+                assert (rows.source[row], rows.feature_id[row], rows.layer[row]) == (of.source, of.feature_id, of.layer)
+                assert (rows.geometry[row], rows.properties[row]) == (of.geometry, of.properties)
+        # A number and a digest of one place are of one feature.
+        for number, digest in zip(digests.pair_number[:3].tolist(), digests.pair_digest[:3], strict=True):
+            assert store.rows([number]).digest.tolist() == [digest.tolist()]
+
+    def test_what_changed_since_its_number_was_read_has_another_digest_and_what_is_gone_is_left_out(
+        self, store: FeatureStore
+    ) -> None:
+        self.outcomes(store, *(upsert(feature(str(i))) for i in range(4)))
+        before = store.digests([WORLD])
+        self.outcomes(
+            store,
+            upsert(feature("0", 2, content="y")),
+            delete("1", 2),
+            upsert(feature("2", 2, box=None)),
+        )
+        rows = store.rows([*before.pair_number.tolist(), 1 << 40, *before.pair_number.tolist()])
+        assert sorted(rows.feature_id) == ["0", "3"]
+        assert dict(zip(rows.feature_id, map(bytes, rows.digest), strict=True)) == {
+            "0": feature("0", 2, content="y").digest,
+            "3": feature("3").digest,
+        }
+        assert store.rows([]).digest.shape == (0, 16)
 
     @pytest.mark.parametrize("seed", range(3))
     def test_many_boxes_answer_as_brute_force_does(self, store: FeatureStore, seed: int) -> None:

@@ -160,7 +160,12 @@ def _answers(store: FeatureStore, boxes: list[TileBox]) -> tuple:
         for tile, r in zip(rows.pair_tile.tolist(), rows.pair_row.tolist(), strict=True)
     )  # fmt: skip
     pairs = sorted(zip(digests.pair_tile.tolist(), map(bytes, digests.pair_digest), digests.pair_vertices, strict=True))
-    return shown, pairs, digests.data_time_ms.tolist(), sorted(rows.feature_id)
+    named = store.rows(digests.pair_number.tolist())
+    by_number = sorted(
+        zip(named.source, named.feature_id, named.layer, named.geometry, named.properties, map(bytes, named.digest),
+            strict=True)
+    )  # fmt: skip
+    return shown, pairs, digests.data_time_ms.tolist(), sorted(rows.feature_id), by_number
 
 
 # -- many at once ----------------------------------------------------------------------------------------------------

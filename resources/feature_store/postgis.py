@@ -24,6 +24,7 @@ from resources.feature_store.protocol import (
     Applied,
     Edit,
     Feature,
+    FeatureRows,
     FeatureStoreError,
     FeatureStoreUnavailable,
     OutboxRow,
@@ -189,6 +190,11 @@ class PostgisStore:
         """The features that show in each box: one snapshot, one query for thousands of boxes."""
         with self._reading() as db:
             return reading.features(db, boxes)
+
+    def rows(self, numbers: Sequence[int]) -> FeatureRows:
+        """Features by the store's own numbers, as they are now; those without geometry are left out."""
+        with self._reading() as db:
+            return reading.rows(db, numbers)
 
     # -- drawing tiles -----------------------------------------------------------------------------------------------
     @cached_property

@@ -9,7 +9,7 @@ import numpy as np
 import psycopg
 
 from resources.feature_store.postgis_schema import PLACE
-from resources.feature_store.protocol import TileBox, TileDigests, TileFeatureRows
+from resources.feature_store.protocol import FeatureRows, TileBox, TileDigests, TileFeatureRows
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -42,11 +42,11 @@ def _shown(columns: str) -> str:
 
 # What is of one width travels as strings of bytes, which numpy reads as a whole: Python sees a row a box here, a row a
 # feature below.
-DIGESTS = f"""SELECT b.number, p.digests, p.vertices, p.newest
+DIGESTS = f"""SELECT b.number, p.digests, p.vertices, p.numbers, p.newest
     FROM {_BOXES} CROSS JOIN LATERAL (
         SELECT string_agg(digest, '') AS digests, string_agg(int4send(vertex_count), '') AS vertices,
-            max(event_time_ms) AS newest
-        FROM ({_shown("s.digest, s.vertex_count, s.event_time_ms")}) AS s) AS p
+            string_agg(int8send(fid), '') AS numbers, max(event_time_ms) AS newest
+        FROM ({_shown("s.fid, s.digest, s.vertex_count, s.event_time_ms")}) AS s) AS p
     WHERE p.newest IS NOT NULL ORDER BY b.number"""
 
 FEATURES = f"""WITH pair AS MATERIALIZED (
@@ -56,20 +56,24 @@ FEATURES = f"""WITH pair AS MATERIALIZED (
         s.source, s.feature_id, s.layer, ST_AsBinary(s.geom, 'NDR'), s.properties
     FROM pair JOIN standing AS s USING (fid)"""
 
+ROWS = """SELECT source, feature_id, layer, ST_AsBinary(geom, 'NDR'), properties, digest
+    FROM standing WHERE fid = ANY(%s::int8[]) AND west IS NOT NULL"""
+
 _FIXED = np.dtype([("digest", "u1", 16), ("vertices", ">i4"), ("time", ">i8")])
 
 
 def digests(db: Connection, boxes: Sequence[TileBox]) -> TileDigests:
     """Digests of the features that show in each box, by one statement and so in one snapshot."""
-    numbers, digest, vertices, newest = _columns(_rows(db, DIGESTS, boxes), 4)
-    tiles = np.array(numbers, np.int64) - 1
-    counts = np.fromiter(map(len, vertices), np.int64, len(numbers)) // 4
+    places, digest, vertices, numbers, newest = _columns(_rows(db, DIGESTS, boxes), 5)
+    tiles = np.array(places, np.int64) - 1
+    counts = np.fromiter(map(len, vertices), np.int64, len(places)) // 4
     data_time_ms = np.zeros(len(boxes), np.int64)
     data_time_ms[tiles] = newest
     return TileDigests(
         pair_tile=tiles.repeat(counts),
         pair_digest=np.frombuffer(b"".join(digest), np.uint8).reshape(-1, 16),
         pair_vertices=np.frombuffer(b"".join(vertices), ">i4").astype(np.int64),
+        pair_number=np.frombuffer(b"".join(numbers), ">i8").astype(np.int64),
         data_time_ms=data_time_ms,
     )
 
@@ -93,6 +97,21 @@ def features(db: Connection, boxes: Sequence[TileBox]) -> TileFeatureRows:
         event_time_ms=fixed["time"].astype(np.int64),
         pair_tile=pair_tile[order],
         pair_row=pair_row[order],
+    )
+
+
+def rows(db: Connection, numbers: Sequence[int]) -> FeatureRows:
+    """Features by their numbers, as they are now; those without geometry are left out."""
+    asked = f"{{{','.join(map(str, numbers))}}}"
+    found = db.cursor(binary=True).execute(ROWS.encode(), (asked,)).fetchall()
+    source, feature_id, layer, geometry, properties, digest = _columns(found, 6)
+    return FeatureRows(
+        source=source,
+        feature_id=feature_id,
+        layer=layer,
+        geometry=geometry,
+        properties=properties,
+        digest=np.frombuffer(b"".join(digest), np.uint8).reshape(-1, 16),
     )
 
 

@@ -122,12 +122,14 @@ class TileDigests:
     """Which features show in which tile, all read in one snapshot.
 
     `pair_tile[i]` is an index into the boxes asked for (ascending), `pair_digest[i]` the 16-byte feature digest as a
-    row of uint8. Within one tile the order is unspecified.
+    row of uint8, `pair_number[i]` the store's own number of the feature, which `rows` takes. Within one tile the order
+    is unspecified.
     """
 
     pair_tile: npt.NDArray[np.int64]
     pair_digest: npt.NDArray[np.uint8]
     pair_vertices: npt.NDArray[np.int64]
+    pair_number: npt.NDArray[np.int64]
     data_time_ms: npt.NDArray[np.int64]
     """Newest `event_time_ms` of the features of each box, 0 where there is none."""
 
@@ -151,6 +153,20 @@ class TileFeatureRows:
     event_time_ms: npt.NDArray[np.int64]
     pair_tile: npt.NDArray[np.int64]
     pair_row: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureRows:
+    """Features that have a geometry, in no order."""
+
+    source: Sequence[str]
+    feature_id: Sequence[str]
+    layer: Sequence[str]
+    geometry: Sequence[bytes]
+    """WKB, EPSG:4326 lon/lat."""
+    properties: Sequence[str]
+    digest: npt.NDArray[np.uint8]
+    """(rows, 16)."""
 
 
 class SourceTimes(NamedTuple):
@@ -214,6 +230,14 @@ class FeatureStore(Protocol):
 
     def features(self, boxes: Sequence[TileBox]) -> TileFeatureRows:
         """The features that show in each box: one snapshot, one query for thousands of boxes."""
+        ...
+
+    def rows(self, numbers: Sequence[int]) -> FeatureRows:
+        """Features by the store's own numbers, as they are now, each once.
+
+        What changed since its number was read has another digest, what was deleted or lost its geometry is left out: a
+        caller who means a certain content looks whether all its digests are there.
+        """
         ...
 
     def get(self, source: str, feature_id: str) -> Feature | None:
