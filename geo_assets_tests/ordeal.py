@@ -1,4 +1,7 @@
-"""Kill -9 of ingest, of Dagster runs, of everything, and of services, while edits come in: nothing lost or doubled."""
+"""Kill -9 of ingest, of the fast lane, of Dagster runs, of everything, and of services, while edits come in.
+
+Nothing is lost or doubled, and no tile goes back.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,9 @@ from geo_assets.configuration import load_sources
 from geo_assets.events.signature import sign
 from geo_assets.settings import Settings
 from geo_assets.tiles.decode import decode
+from geo_assets.tiles.tile import Tile
 from geo_assets.tiles.workkey import tile_hash
-from geo_assets_tests.running_platform import Platform, until
+from geo_assets_tests.running_platform import Listener, Platform, until
 from geo_assets_tests.stacks import fields_of
 from geo_assets_tests.world import HERE, World, feature
 from scripts.local_services import STANDARD, Services
@@ -68,12 +72,12 @@ class Poster(threading.Thread):
 
 
 def processes(platform: Platform, what: str) -> list[psutil.Process]:
-    """The ingest service, or the processes of Dagster runs."""
+    """The ingest service, the fast lane's workers, or the processes of Dagster runs."""
     found: list[psutil.Process] = []
     for process in platform.left():
         try:
             command = " ".join(process.cmdline())
-            if what == "ingest" and command.endswith("geo_assets.cli ingest"):
+            if what in ("ingest", "live") and command.endswith(f"geo_assets.cli {what}"):
                 found.append(process)
             if what == "run":
                 parent = " ".join(process.parent().cmdline()) if process.parent() else ""
@@ -117,12 +121,14 @@ def ordeal(
     Args:
         platform: On layers of few zooms; it is stopped at the end.
         edits: How many, over forty buildings.
-        kills: `ingest`, `run`, `up`, or names of services.
+        kills: `ingest`, `live`, `run`, `up`, or names of services. Runs build edits where there is no fast lane.
         every: Seconds before each kill.
         pause: Seconds between edits.
         services: The services that may be killed.
     """
     poster = Poster(platform, edits, pause)
+    # Whoever listens throughout sees no tile go back; a stream does not outlive the tile server.
+    listener = None if {"up", *STANDARD} & set(kills) else Listener(f"{platform.tiles}/events")
     done: list[str] = []
     for what in kills:
         deadline = time.monotonic() + 120
@@ -145,9 +151,25 @@ def ordeal(
         return not waiting and not any(status["lag"].values())
 
     until(quiet, 300, "everything was worked off", every=2.0)
+    if listener is not None:
+        watched(listener, platform)
     assert platform.stop() == 0
     assert platform.left() == []
     verify(platform, poster.last)
+
+
+def watched(listener: Listener, platform: Platform) -> None:
+    """The stream never showed an older revision of a tile after a newer one, and ended with what is published."""
+    shown: dict[str, int] = {}
+    for event in listener.events:
+        path = f"{event['z']}/{event['x']}/{event['y']}"
+        assert event["revision"] >= shown.get(path, 0), f"{path} went back"
+        shown[path] = event["revision"]
+    with platform.stack() as stack:
+        published = {Tile.from_key(s.key).path: s.content_hash for s in stack.ledger.scan()}
+    last = {path: event["hash"] for path, event in listener.tiles().items() if event["hash"]}
+    assert last == published
+    listener.close()
 
 
 def verify(platform: Platform, last: dict[int, int]) -> None:
@@ -173,8 +195,6 @@ def verify(platform: Platform, last: dict[int, int]) -> None:
             path = f"{event['z']}/{event['x']}/{event['y']}"
             if event["revision"] > told.get(path, {"revision": 0})["revision"]:
                 told[path] = event
-        from geo_assets.tiles.tile import Tile
-
         everything = {s.key: s for s in world.stack.ledger.scan(published=False) if s.revision}
         assert {Tile.from_key(key).path: s.revision for key, s in everything.items()} == {
             p: e["revision"] for p, e in told.items()

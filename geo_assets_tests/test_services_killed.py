@@ -55,6 +55,6 @@ def test_each_service_killed_and_back_loses_nothing_and_needs_no_hand(besieged: 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 def test_services_killed_in_turn_during_two_thousand_edits_lose_nothing(besieged: Platform, services: Services) -> None:
-    kills = [*STANDARD, *STANDARD, "ingest", "run", *STANDARD, "up", *STANDARD]
+    kills = [*STANDARD, *STANDARD, "ingest", "live", *STANDARD, "up", *STANDARD]
     random.Random(4).shuffle(kills)
     ordeal(besieged, edits=2_000, kills=kills, every=15.0, pause=0.25, services=services)

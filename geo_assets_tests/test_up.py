@@ -164,7 +164,7 @@ def test_an_edit_that_moves_a_building_changes_exactly_its_tiles(up: Platform) -
         moved = stack.features.get("demo", json.dumps(edit["id"]))
         assert moved is not None
         assert moved.version == edit["version"]
-    assert runs(up) > count
+    assert runs(up) == count, "the fast lane builds, without a run"
 
 
 @pytest.fixture
@@ -436,12 +436,12 @@ def test_a_home_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None
 
 
 @pytest.fixture
-def besieged(tmp_path: Path) -> Iterator[Platform]:
+def besieged(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Platform]:
     home = tmp_path / "home"
     home.mkdir()
     (home / "layers.yaml").write_text(LAYERS)
     settings_for(home)
-    platform = Platform(home, GEO_ASSETS_LEASE_S="20")
+    platform = Platform(home, GEO_ASSETS_LEASE_S="20", GEO_ASSETS_LIVE_WORKERS=str(request.param))
     platform.start()
     try:
         platform.wait_until_up()
@@ -454,13 +454,28 @@ def besieged(tmp_path: Path) -> Iterator[Platform]:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("besieged", [2], indirect=True, ids=["two workers of the fast lane"])
 def test_killed_processes_lose_nothing_and_need_no_hand(besieged: Platform) -> None:
-    ordeal(besieged, edits=160, kills=["ingest", "run", "up"], every=5.0, pause=0.25)
+    ordeal(besieged, edits=160, kills=["ingest", "live", "up"], every=5.0, pause=0.25)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("besieged", [0], indirect=True, ids=["no fast lane"])
+def test_without_a_fast_lane_killed_runs_lose_nothing(besieged: Platform) -> None:
+    ordeal(besieged, edits=80, kills=["run"], every=5.0, pause=0.25)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
+@pytest.mark.parametrize("besieged", [0], indirect=True, ids=["no fast lane"])
 def test_twenty_kills_during_two_thousand_edits_lose_nothing(besieged: Platform) -> None:
     chance = random.Random(20)
     kills = [chance.choice(["ingest", "run", "up"]) for _ in range(20)]
     ordeal(besieged, edits=2_000, kills=kills, every=10.0, pause=0.25)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("besieged", [2], indirect=True, ids=["two workers of the fast lane"])
+def test_workers_of_the_fast_lane_killed_twenty_times_in_ten_thousand_edits_lose_nothing(besieged: Platform) -> None:
+    ordeal(besieged, edits=10_000, kills=["live"] * 20, every=12.0, pause=0.02)
