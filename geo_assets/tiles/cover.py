@@ -13,6 +13,7 @@ wholly outside of the polygon: one point decides, and below a tile inside everyt
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import shapely
 
-from geo_assets.tiles.keys import keys_of
+from geo_assets.tiles.keys import key_of, keys_of
 from geo_assets.tiles.tile import HALF_WORLD, MAX_ZOOM
 from geo_assets.tiles.zooms import buffered_boxes, to_mercator
 
@@ -34,6 +35,12 @@ MAX_BUFFER = 1.5
 
 _ENTRY_TILES = 4
 """A geometry enters the descent at its deepest wanted zoom where its bounding box meets no more tiles than these."""
+
+_FEW = 16
+"""Geometries up to which each is looked at by itself first: that takes 50 µs, a descent of one or of many 2 ms."""
+
+_FEW_VERTICES = 500
+_FEW_TILES = 64
 
 _CHUNK_EDGES = 200_000
 """Edges that descend together: some thirty arrays of that length, about 50 MB."""
@@ -91,6 +98,8 @@ class Covers:
 
     def keys(self) -> list[str]:
         """One partition key a row."""
+        if len(self.zoom) <= _FEW_TILES:
+            return list(map(key_of, self.zoom.tolist(), self.x.tolist(), self.y.tolist()))
         keys = np.empty(len(self.zoom), dtype=object)
         for zoom in np.unique(self.zoom).tolist():
             rows = np.flatnonzero(self.zoom == zoom)
@@ -176,6 +185,88 @@ def covers(
     for zoom in (starts[shown], ends[shown]):
         if zoom.size and not 0 <= int(zoom.min()) <= int(zoom.max()) <= MAX_ZOOM:
             raise CoverError(f"zooms {int(zoom.min())}..{int(zoom.max())} are not within 0..{MAX_ZOOM}")
+    if not 0 <= buffer <= MAX_BUFFER:
+        raise CoverError(f"buffer {buffer} is outside 0..{MAX_BUFFER} of a tile's side")
+    if len(shapes) > _FEW:
+        return _descended(shapes, starts, ends, buffer, cap)
+    quick: list[tuple[int, int, int, int]] = []
+    left: list[int] = []
+    for index, (shape, low, high) in enumerate(zip(shapes, starts.tolist(), ends.tolist(), strict=True)):
+        tiles = _at_a_glance(shape, low, high, buffer, cap)
+        if tiles is None:
+            left.append(index)
+        else:
+            quick.extend((index, *tile) for tile in tiles)
+    found = np.array(quick, dtype=np.int64).reshape(-1, 4)
+    if not left:
+        return Covers(found[:, 0], found[:, 1], found[:, 2], found[:, 3], ends.copy())
+    rest = _descended(shapes[left], starts[left], ends[left], buffer, cap)
+    complete_to = ends.copy()
+    complete_to[left] = rest.complete_to
+    return Covers(
+        np.concatenate((found[:, 0], np.array(left, dtype=np.int64)[rest.feature])),
+        np.concatenate((found[:, 1], rest.zoom)),
+        np.concatenate((found[:, 2], rest.x)),
+        np.concatenate((found[:, 3], rest.y)),
+        complete_to,
+    )
+
+
+def _at_a_glance(
+    geometry: shapely.Geometry | None, first: int, last: int, buffer: float, cap: int | None
+) -> list[tuple[int, int, int]] | None:
+    """Zoom, column and row of every tile that a small geometry touches; None where that takes a closer look.
+
+    A tile with a vertex in its box is touched, and one whose box misses the bounding box is not. Most of what people
+    edit is decided by that alone, and a descent costs its dozens of array operations for one building as for hundreds.
+    """
+    if geometry is None or first > last:
+        return []
+    points = shapely.get_coordinates(geometry)
+    if len(points) > _FEW_VERTICES or not np.isfinite(points).all():
+        return None
+    if not len(points):
+        return []
+    drawn = to_mercator(points)
+    (west, south), (east, north) = drawn.min(axis=0).tolist(), drawn.max(axis=0).tolist()
+    vertices: list[tuple[float, float]] = drawn.tolist()
+    tiles: list[tuple[int, int, int]] = []
+    for zoom in range(first, last + 1):
+        side = 1 << zoom
+        # One more on each side: the boxes below decide, and they are what all others go by.
+        columns = _span(west, east, side, buffer)
+        rows = _span(-north, -south, side, buffer)
+        if len(columns) * len(rows) > _FEW_TILES:
+            return None
+        for x in columns:
+            # To the bit what `buffered_boxes` answers.
+            box_west = (2 * (x - buffer) - side) / side * HALF_WORLD
+            box_east = (2 * (x + 1 + buffer) - side) / side * HALF_WORLD
+            if box_west > east or box_east < west:
+                continue
+            for y in rows:
+                box_south = (side - 2 * (y + 1 + buffer)) / side * HALF_WORLD
+                box_north = (side - 2 * (y - buffer)) / side * HALF_WORLD
+                if box_south > north or box_north < south:
+                    continue
+                if not any(box_west <= a <= box_east and box_south <= b <= box_north for a, b in vertices):
+                    return None  # An edge may cross it, or the polygon hold it.
+                tiles.append((zoom, x, y))
+        if cap is not None and len(tiles) > cap:
+            return None
+    return tiles
+
+
+def _span(low: float, high: float, side: int, buffer: float) -> range:
+    """Columns (rows, of negated y) whose buffered boxes a span of metres may meet, and one more on each side."""
+    scale = side / (2 * HALF_WORLD)
+    begin = math.floor((low + HALF_WORLD) * scale - buffer) - 1
+    end = math.floor((high + HALF_WORLD) * scale + buffer) + 1
+    return range(max(0, begin), min(side - 1, end) + 1)
+
+
+def _descended(shapes: npt.NDArray[Any], starts: Integers, ends: Integers, buffer: float, cap: int | None) -> Covers:
+    """`covers` by a descent of the quadtree."""
     levels = np.arange(MAX_ZOOM + 1)
     wanted = (levels >= starts[:, None]) & (levels <= ends[:, None])
     complete_to = ends.copy()

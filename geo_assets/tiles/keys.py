@@ -54,6 +54,14 @@ def keys_of(zoom: int, x: npt.ArrayLike, y: npt.ArrayLike) -> list[str]:
     return [joined[start : start + width] for start in range(0, len(joined), width)]
 
 
+def key_of(zoom: int, x: int, y: int) -> str:
+    """The partition key of one tile that is known to be one: `Tile(zoom, x, y).key` without its checks, in 1 µs."""
+    if zoom == 0:
+        return "0:"
+    # Read as decimals, the bits of a column and twice those of a row add up to the quadkey without a carry.
+    return f"{zoom}:{int(f'{x:b}') + 2 * int(f'{y:b}'):0{zoom}d}"
+
+
 def coordinates_of(keys: Sequence[str]) -> tuple[Integers, Integers, Integers]:
     """The zooms, columns and rows of partition keys, which may be of different zooms.
 

@@ -411,6 +411,50 @@ def test_many_covers_are_those_of_each_geometry_alone(cap: int | None) -> None:
             assert found.complete_to[index] == (alone.zooms_left[0] - 1 if alone.zooms_left else last[index])
 
 
+small = st.builds(
+    lambda middle, shifts: [(middle[0] + dx, middle[1] + dy) for dx, dy in shifts],
+    corner,
+    st.lists(
+        st.tuples(*[st.sampled_from((-2e-3, -1e-9, 0.0, 1e-9, 1e-4, 2e-3, 0.17578125, 0.4))] * 2),
+        min_size=1,
+        max_size=6,
+    ),
+)
+"""Vertices at, or a hair from, the corners of tiles, or some tiles away."""
+
+
+@given(st.lists(small, min_size=1, max_size=3), st.integers(0, 6), st.integers(0, 9), st.sampled_from([0, BUFFER, 0.5]))
+@settings(max_examples=150, deadline=None)
+def test_a_few_small_geometries_are_covered_as_each_is_alone(
+    vertices: list[list[tuple[float, float]]], first: int, last: int, buffer: float
+) -> None:
+    shapes = [LineString(one) if len(one) > 1 else Point(one[0]) for one in vertices]
+    shapes += [shapely.convex_hull(shape) for shape in shapes]
+    for cap in (None, 3):
+        found = covers(shapes, first, last, buffer=buffer, cap=cap)
+        rows = list(zip(found.feature.tolist(), found.keys(), strict=True))
+        assert len(set(rows)) == len(rows)
+        for index, shape in enumerate(shapes):
+            alone = cover(shape, range(first, last + 1), buffer=buffer, cap=cap)
+            assert {key for i, key in rows if i == index} == set(alone.keys()), shape.wkt
+            if first <= last:
+                assert found.complete_to[index] == (alone.zooms_left[0] - 1 if alone.zooms_left else last)
+
+
+@pytest.mark.parametrize("cap", [None, 50])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_few_covers_are_those_of_each_geometry_alone(seed: int, cap: int | None) -> None:
+    rng = np.random.default_rng(seed)
+    shapes: list[Geometry | None] = [random_geometry(rng) for _ in range(9)]
+    shapes += [None, Point(), GeometryCollection()]
+    found = covers(shapes, 2, 7, buffer=BUFFER, cap=cap)
+    rows = list(zip(found.feature.tolist(), found.keys(), strict=True))
+    for index, shape in enumerate(shapes):
+        alone = cover(shape, range(2, 8), buffer=BUFFER, cap=cap)
+        assert {key for i, key in rows if i == index} == set(alone.keys())
+        assert found.complete_to[index] == (alone.zooms_left[0] - 1 if alone.zooms_left else 7)
+
+
 def test_no_geometries_have_no_covers() -> None:
     found = covers([], 0, 5, buffer=BUFFER)
     assert found.keys() == []
