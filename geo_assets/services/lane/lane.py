@@ -45,9 +45,6 @@ TURN_TILES = 64
 CHUNK_VERTICES = 30_000
 """Vertices built between two polls."""
 
-REGION_DIGITS = 8
-"""Quadkey digits of a region: within it the budget keeps the order in which tiles were asked for."""
-
 LEASE_S = 5.0
 """How long a tile is the lane's: a killed worker's tiles are free for the sensor within one of its ticks."""
 
@@ -261,7 +258,7 @@ class Lane:
             if task.key in self._stamps:
                 self._taken[task.key] = self._stamps[task.key].at("taken", taken_us)
             self._jobs[task.key] = self._budget.ask(
-                task.key.partition(":")[2][:REGION_DIGITS],
+                task.key,
                 Job(task, prepared.states[task.key]),
                 task.vertices,
                 self._clock(),
