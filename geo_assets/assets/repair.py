@@ -8,23 +8,18 @@ import uuid
 from collections.abc import Iterator
 from itertools import islice
 
-import shapely
 from dagster import Config, MetadataValue, OpExecutionContext, Output, in_process_executor, job, op
 from pydantic import Field
 
 from geo_assets.assets.stack_resource import StackResource
+from geo_assets.services.touched import FEATURES_AT_ONCE, touched
 from geo_assets.stack import Stack
-from geo_assets.tiles.cover import covers
-from resources.feature_store.protocol import Feature
 
 REPAIR_VALUE = "repair.requested"
 """Ledger value: name of the repair that is wanted; gone when it is planned."""
 
 REPAIR_TAG = "geo_assets/repair"
 """Names the repair of a run: the sensor finds a repair's runs by it."""
-
-FEATURES_AT_ONCE = 5_000
-"""Features covered together: some tens of MB, and ten times as fast as one by one."""
 
 KEYS_AT_ONCE = 50_000
 """Tiles of one write to the manifest: half a second of holding the ledger's write lock."""
@@ -45,24 +40,12 @@ def tiles_that_should_be(stack: Stack) -> tuple[set[str], int]:
     """
     keys = {state.key for state in stack.ledger.scan()}
     too_wide = 0
-    features = (feature for feature in stack.features.scan() if feature.geometry is not None)
+    features = ((feature, (feature.min_zoom, feature.max_zoom)) for feature in stack.features.scan())
     while piece := list(islice(features, FEATURES_AT_ONCE)):
-        found = _covered(stack, piece)
-        keys.update(found[0])
-        too_wide += found[1]
+        found = touched(stack, piece)
+        keys.update(found.keys)
+        too_wide += found.too_wide
     return keys, too_wide
-
-
-def _covered(stack: Stack, features: list[Feature]) -> tuple[list[str], int]:
-    last = [feature.max_zoom for feature in features]
-    found = covers(
-        shapely.from_wkb([feature.geometry for feature in features]),
-        [feature.min_zoom for feature in features],
-        last,
-        buffer=stack.layers.reach_fraction,
-        cap=stack.settings.manifest_cap,
-    )
-    return found.keys(), sum(done < deepest for done, deepest in zip(found.complete_to.tolist(), last, strict=True))
 
 
 def _pieces(keys: list[str]) -> Iterator[list[str]]:

@@ -1,7 +1,11 @@
 """A changed layers file reaches what is stored: zoom limits are rewritten, then every tile it can touch is marked.
 
+That is every tile that is published and every tile that a feature touches by the layers of today: one that shows at
+more zooms, or that reaches into a neighbour by a larger buffer. What did not change is skipped when it is looked at.
+
 The order survives a kill anywhere: the manifest is written (it says which tiles), the limits are rewritten, the
-manifest is marked, and only then the recipe counts as seen. Started again in between, it does the rest.
+manifest is marked, and only then the recipe counts as seen. Started again in between, by these layers or by others, it
+does the rest.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import structlog
 
 from geo_assets.services import engines
 from geo_assets.services.recipe import current_recipe
-from geo_assets.tiles.cover import covers
+from geo_assets.services.touched import FEATURES_AT_ONCE, touched
 from geo_assets.tiles.tile import Box
 from geo_assets.tiles.zooms import NOWHERE, zoom_limits
 from resources.feature_store.protocol import Feature
@@ -29,8 +33,6 @@ log = structlog.get_logger()
 
 SEEN = "recipe-seen"
 """Ledger value: the recipe that stored features and published tiles were last brought in line with."""
-
-PAGE = 5_000
 
 
 def follow_layers(stack: Stack) -> Manifest | None:
@@ -48,11 +50,16 @@ def follow_layers(stack: Stack) -> Manifest | None:
     parameters = json.dumps({"from": seen, "to": recipe})
     keys = {state.key for state in stack.ledger.scan()}
     changed: dict[tuple[str, str], tuple[int, int]] = {}
+    too_wide = 0
     features = stack.features.scan()
-    while page := list(islice(features, PAGE)):
-        moved = [(feature, limits) for feature, limits in _limits(stack, page) if limits != _stored(feature)]
-        changed.update({(feature.source, feature.feature_id): limits for feature, limits in moved})
-        keys.update(_covered(stack, moved))
+    while page := list(islice(features, FEATURES_AT_ONCE)):
+        shown = list(_limits(stack, page))
+        changed.update({(one.source, one.feature_id): limits for one, limits in shown if limits != _stored(one)})
+        # All of them, not only those whose limits changed: a buffer that grew changes no limit, and who was killed
+        # behind the limits of other layers finds them rewritten.
+        found = touched(stack, shown)
+        keys.update(found.keys)
+        too_wide += found.too_wide
     manifest: Manifest | None = None
     if keys:
         manifest = stack.ledger.write_manifest(name, title, "repair", sorted(keys), parameters=parameters)
@@ -61,6 +68,8 @@ def follow_layers(stack: Stack) -> Manifest | None:
     if keys:
         manifest = stack.ledger.mark_manifest(name)
         log.info("layers or libraries changed", features=len(changed), tiles=len(keys), manifest=name)
+    if too_wide:
+        log.warning("features too wide to look at every tile of them: see geo-assets backfill", features=too_wide)
     stack.ledger.set_value(SEEN, recipe)
     return manifest
 
@@ -88,18 +97,3 @@ def _size_box(feature: Feature, shape: shapely.Geometry) -> Box:
         joined = [(w + 360, e + 360) if e <= 0 else (w, e) for w, _, e, _ in parts]
         west, east = min(w for w, _ in joined), max(e for _, e in joined)
     return Box(west, south, east, north)
-
-
-def _covered(stack: Stack, moved: list[tuple[Feature, tuple[int, int]]]) -> list[str]:
-    """Tiles of features at the zooms at which they show now; where they showed before is published."""
-    shown = [(feature.geometry, limits) for feature, limits in moved if feature.geometry is not None]
-    if not shown:
-        return []
-    found = covers(
-        shapely.from_wkb([geometry for geometry, _ in shown]),
-        [first for _, (first, _) in shown],
-        [last for _, (_, last) in shown],
-        buffer=stack.layers.reach_fraction,
-        cap=stack.settings.edit_cap,
-    )
-    return found.keys()
