@@ -15,6 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from geo_assets import addresses
 from geo_assets.events import signature
+from geo_assets.flow import budget, shedding
 from geo_assets.partitions import PartitionZooms
 
 
@@ -72,6 +73,24 @@ class Settings(BaseSettings):
     live_build_workers: int = Field(default=1, ge=1, description="Processes of one lane worker for heavy tiles.")
     # Edits of one moment that touch one tile are one build; nobody sees five milliseconds.
     live_coalesce_ms: float = Field(default=5.0, ge=0, le=1_000, description="How long hints gather before a build.")
+
+    # Backpressure (docs/backpressure.md). A vertex costs 1.5 µs to encode: 60,000 are a tenth of a second of one core.
+    vertex_budget: int = Field(default=60_000, ge=4_000, description="Vertices of the tiles that are built at once.")
+    # 15 ms of encoding, a tile of zoom 15 in a dense city. A quarter of the budget is kept for such tiles.
+    small_vertices: int = Field(
+        default=10_000, ge=1, description="Most vertices of a small tile, which waits for no large one."
+    )
+    # A dense tile takes 50 ms to encode: at ten hints a second it would have half a core for itself.
+    hot_tile_rate: float = Field(
+        default=10.0, ge=0, description="Hints a second from which a tile's hints go to [tiles-hot]; 0: never."
+    )
+    # None: what a record tells is not for us to call worthless. Positions alone may be declared.
+    shed_topics: str = Field(
+        default="",
+        description="Topics whose records newer ones make worthless: they may be shed. `positions`, or none.",
+    )
+    # Longer than a broker's restart takes, which needs no shedding.
+    shed_after_s: float = Field(default=30.0, ge=1, description="How long reading must pause before anything is shed.")
 
     # Retention: the guard and the tombstones outlive the log twice, so that no replay finds them gone.
     retention_s: int = Field(default=7 * 24 * 3600, ge=60)
@@ -308,6 +327,21 @@ class Settings(BaseSettings):
     def takes_fences(self) -> bool:
         """Whether the tile server takes fences that are drawn on its page."""
         return self.is_private if self.draw_fences is None else self.draw_fences
+
+    @field_validator("shed_topics")
+    @classmethod
+    def _shed_topics(cls, text: str) -> str:
+        return ",".join(sorted(shedding.declared(text)))
+
+    @model_validator(mode="after")
+    def _budget(self) -> Settings:
+        kept = int(self.vertex_budget * budget.KEPT)
+        if self.small_vertices > kept:
+            raise ValueError(
+                f"GEO_ASSETS_SMALL_VERTICES {self.small_vertices} is above {kept}, the quarter of "
+                f"GEO_ASSETS_VERTEX_BUDGET {self.vertex_budget} that is kept for small tiles"
+            )
+        return self
 
     @field_validator("partition_zooms")
     @classmethod

@@ -194,3 +194,20 @@ def test_blanks_around_an_address_are_no_part_of_it(monkeypatch: pytest.MonkeyPa
 
 def test_a_text_that_may_be_empty_stays_so_where_it_is_given_as_an_argument() -> None:
     assert Settings(redis_prefix="").redis_prefix == ""
+
+
+@pytest.mark.parametrize("name", ["raw", "tiles", "tiles-hot", "fences", "triggers"])
+def test_a_topic_that_is_never_shed_is_refused_by_name_at_the_start(name: str) -> None:
+    with pytest.raises(ValidationError, match=rf"shed_topics\n.*{name} is never shed: "):
+        Settings(shed_topics=f"positions,{name}")
+
+
+def test_positions_may_be_declared_to_be_shed_and_nothing_is_by_default() -> None:
+    assert Settings().shed_topics == ""
+    assert Settings(shed_topics=" positions, ").shed_topics == "positions"
+
+
+def test_a_small_tile_that_would_not_fit_into_its_share_is_refused() -> None:
+    with pytest.raises(ValidationError, match="GEO_ASSETS_SMALL_VERTICES 10000 is above 9999, the quarter"):
+        Settings(vertex_budget=39_999)
+    assert Settings(vertex_budget=20_000, small_vertices=5_000).small_vertices == 5_000

@@ -132,15 +132,16 @@ class World:
     def mark_hints(self) -> int:
         """What the sensor does first: raise the marks of the hints in the log."""
         log, ledger = self.stack.log, self.stack.ledger
-        topic_id = log.topic_id(topics.TILES)
-        positions = ledger.positions(topic_id)
         counted = 0
-        for partition, extent in log.extents(topics.TILES).items():
-            start = positions.get(partition, extent.begin)
-            while records := log.read(topics.TILES, partition, start, 5_000):
-                part = read_slice(records, start)
-                start = part.next_offset
-                counted += ledger.mark_from_log(topic_id, partition, part.hints, start)
+        for topic in topics.TILE_HINTS:
+            topic_id = log.topic_id(topic)
+            positions = ledger.positions(topic_id)
+            for partition, extent in log.extents(topic).items():
+                start = positions.get(partition, extent.begin)
+                while records := log.read(topic, partition, start, 5_000):
+                    part = read_slice(records, start)
+                    start = part.next_offset
+                    counted += ledger.mark_from_log(topic_id, partition, part.hints, start)
         return counted
 
     def build_dirty(self, **more: Any) -> list[TileResult]:

@@ -301,7 +301,8 @@ class Tick:
     waiting: int = 0
     grace_ms: int = 0
     """How young a live mark was left to the fast lane."""
-    positions: dict[int, int] = field(default_factory=dict)
+    positions: dict[str, dict[int, int]] = field(default_factory=dict)
+    """Topic -> partition -> next offset."""
     requests: list[RunRequest] = field(default_factory=list)
 
     def skip_reason(self, limit: int) -> str:
@@ -416,17 +417,23 @@ def _charge(stack: Stack, key: str) -> bool:
 
 
 def _mark(stack: Stack, now_ms: int, done: Tick) -> None:
-    topic_id = stack.log.topic_id(topics.TILES)
-    positions = stack.ledger.positions(topic_id)
-    for partition in sorted(stack.log.extents(topics.TILES)):
+    for topic in topics.TILE_HINTS:
+        _mark_of(topic, stack, now_ms, done)
+
+
+def _mark_of(topic: str, stack: Stack, now_ms: int, done: Tick) -> None:
+    topic_id = stack.log.topic_id(topic)
+    positions, read = stack.ledger.positions(topic_id), done.read
+    reached = done.positions.setdefault(topic, {})
+    for partition in sorted(stack.log.extents(topic)):
         position = positions.get(partition, 0)
         try:
-            records = stack.log.read(topics.TILES, partition, position, max_records=SLICE_RECORDS)
+            records = stack.log.read(topic, partition, position, max_records=SLICE_RECORDS)
         except OffsetOutOfRange as gone:
             position = gone.begin
             _repair(stack, topic_id, gone, now_ms)
-            records = stack.log.read(topics.TILES, partition, position, max_records=SLICE_RECORDS)
-        done.positions[partition] = position
+            records = stack.log.read(topic, partition, position, max_records=SLICE_RECORDS)
+        reached[partition] = position
         if not records:
             continue
         part = read_slice(records, position)
@@ -435,9 +442,9 @@ def _mark(stack: Stack, now_ms: int, done: Tick) -> None:
         done.marked += stack.ledger.mark_from_log(topic_id, partition, part.hints, part.next_offset)
         done.read += len(records)
         done.dead += len(part.unreadable)
-        done.positions[partition] = part.next_offset
-    if done.read:
-        stack.log.commit(GROUP, topics.TILES, done.positions)
+        reached[partition] = part.next_offset
+    if done.read > read:
+        stack.log.commit(GROUP, topic, reached)
 
 
 def _repair(stack: Stack, topic_id: str, gone: OffsetOutOfRange, now_ms: int) -> None:
@@ -597,10 +604,10 @@ def _request_audit(stack: Stack, instance: DagsterInstance, now_ms: int, done: T
     minimum_interval_seconds=1,
     default_status=DefaultSensorStatus.RUNNING,
     description=(
-        "Reads hints from `[tiles]`, marks tiles dirty in the ledger and asks for a run over whatever is dirty: edits "
-        "first, then backfills. A run that was killed is asked for again in halves, until a tile that kills its run "
-        "stands alone. A run that waits too long for its pool's slot is ended, and its tiles are asked for again. When "
-        "the map has come to rest after a change, it asks for an audit."
+        "Reads hints from `[tiles]` and `[tiles-hot]`, marks tiles dirty in the ledger and asks for a run over what is "
+        "dirty: edits first, then backfills. A run that was killed is asked for again in halves, until a tile that "
+        "kills its run stands alone. A run that waits too long for its pool's slot is ended, and its tiles are asked "
+        "for again. When the map has come to rest after a change, it asks for an audit."
     ),
 )
 def tile_updates(context: SensorEvaluationContext, stack: StackResource) -> SensorResult:

@@ -74,7 +74,7 @@ def audit(stack: Stack) -> Audit:
     letters = letters_since(stack.log, since_ms)
     hints = sum(letter.stage in ("tiles", "build") for letter in letters)
     received = count_since(stack.log, topics.RAW, since_ms)
-    hinted = count_since(stack.log, topics.TILES, since_ms)
+    hinted = sum(count_since(stack.log, topic, since_ms) for topic in topics.TILE_HINTS)
     limit = stack.settings.dead_letter_rate
     verdicts = [
         rules.rate(len(letters) - hints, received, limit, subject="records received"),

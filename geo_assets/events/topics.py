@@ -6,6 +6,8 @@ RAW = "raw"
 """What the edge accepted, byte for byte. Key: `source:feature id`, or `source:event id` for a collection."""
 TILES = "tiles"
 """Hints that a tile should be looked at again. Key: `zoom:quadkey`."""
+TILES_HOT = "tiles-hot"
+"""The same, of tiles that are hinted at so often that they would hold up others. Key: `zoom:quadkey`."""
 TILE_UPDATED = "tile-updated"
 """Announcements of committed tiles. Key: `zoom:quadkey`."""
 DEAD_LETTERS = "dead-letters"
@@ -17,10 +19,10 @@ FENCES = "fences"
 TRIGGERS = "triggers"
 """Geofence triggers: frames of bytes (geofence/frames.py), and marks of epochs (flow/epochs.py). Key: device id."""
 
-ALL = (RAW, TILES, TILE_UPDATED, DEAD_LETTERS, POSITIONS, FENCES, TRIGGERS)
+ALL = (RAW, TILES, TILES_HOT, TILE_UPDATED, DEAD_LETTERS, POSITIONS, FENCES, TRIGGERS)
 
-TILE_HINTS = (TILES,)
-"""Where hints come in."""
+TILE_HINTS = (TILES, TILES_HOT)
+"""Where hints come in. A hint carries no order: of both, in any order and twice, the same tiles are marked."""
 
 INGEST_GROUP = "ingest"
 """Consumer group of ingest on `[raw]`."""

@@ -3,7 +3,7 @@
 Only of topics that an operator declared self-superseding: each of their records tells a whole state, so that the next
 one of the same key makes up for one that is gone. Positions are of that sort. Edits, hints, fences, triggers,
 announcements and dead letters are not: they are refused by name when a process starts. Only after nothing was asked for
-during half a minute, and the lowest region priority first, up to a priority from which nothing is shed. Each is counted.
+during half a minute; the lowest region priority first, up to one from which nothing is shed; and each is counted.
 
 Pure: which records are shed is decided by what is handed over, and by no clock.
 """
@@ -26,6 +26,7 @@ DEFAULT_PRIORITY = 0
 NEVER: Mapping[str, str] = {
     topics.RAW: "an edit that is passed over is lost",
     topics.TILES: "a hint that is passed over leaves a tile as it was, and nothing comes to mend it",
+    topics.TILES_HOT: "a hint that is passed over leaves a tile as it was, and nothing comes to mend it",
     topics.TILE_UPDATED: "a map that hears nothing of a change keeps showing what was",
     topics.FENCES: "a fence that is passed over never stands, or never ends",
     topics.TRIGGERS: "ENTER and EXIT are a stream of changes: each is needed",

@@ -231,8 +231,32 @@ _TOPICS = (
             ),
         ),
         (
-            _Operation("receiveTileHints", "receive", "The sensor tile_updates marks tiles dirty and asks for runs."),
+            _Operation("receiveTileHints", "receive", "The sensor tile_updates and the fast lane mark tiles dirty."),
             _Operation("sendTileHints", "send", "Ingest, for every tile of an edit's old and new geometry; the edge."),
+        ),
+    ),
+    _Topic(
+        topics.TILES_HOT,
+        "Hot tiles to look at again",
+        "Hints as on `tiles`, of tiles that are hinted at so often that they would hold up others. Ingest sends the "
+        "hints of a tile here while it is hot, and to `tiles` again when it has cooled: who reads, reads both, in any "
+        "order. Write to `tiles`.",
+        {**_TILE_KEY, "type": ["string", "null"]},
+        (
+            _Message(
+                "hotTileHint",
+                "Look at this hot tile",
+                "As on `tiles`.",
+                "TileHintOrNull",
+                (
+                    *_EVENT_HEADERS, topics.HEADER_VERTEX_COUNT, topics.HEADER_REGION_PRIORITY, topics.HEADER_STAGES,
+                    topics.HEADER_REPLAY,
+                ),
+            ),
+        ),
+        (
+            _Operation("receiveHotTileHints", "receive", "The sensor tile_updates and the fast lane mark tiles dirty."),
+            _Operation("sendHotTileHints", "send", "Ingest, while it sends many hints of one tile."),
         ),
     ),
     _Topic(
@@ -344,6 +368,7 @@ _TOPICS = (
 VALUES: dict[str, str] = {
     topics.RAW: "Features",
     topics.TILES: "TileHint",
+    topics.TILES_HOT: "TileHint",
     topics.TILE_UPDATED: "TileUpdated",
     topics.DEAD_LETTERS: "DeadLetter",
     topics.POSITIONS: "Position",

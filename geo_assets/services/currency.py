@@ -126,14 +126,14 @@ class Reader:
 
 
 def readers(stack: Stack) -> list[Reader]:
-    """Ingest on `[raw]`, the ledger's positions on `[tiles]`, and the routing run's on `[positions]`."""
+    """Ingest on `[raw]`, the ledger's positions on both topics of hints, and the routing run's on `[positions]`."""
     # It loads a geometry library, which nothing else here needs.
     from geo_assets.services.geofence_snapshots import in_force
 
     log, ledger = stack.log, stack.ledger
     offsets = {
         topics.RAW: log.committed(topics.INGEST_GROUP, topics.RAW),
-        topics.TILES: ledger.positions(log.topic_id(topics.TILES)),
+        **{topic: ledger.positions(log.topic_id(topic)) for topic in topics.TILE_HINTS},
         topics.POSITIONS: in_force(ledger).offsets,
     }
     return [behind(log, topic, read) for topic, read in offsets.items()]

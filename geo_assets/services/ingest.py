@@ -38,6 +38,7 @@ from geo_assets.services.dirty import DirtyPlan
 from geo_assets.services.edit_stages import StageHistograms, now_us, stamps_of
 from geo_assets.services.event_records import event_record, part_of
 from geo_assets.services.fence_features import follow_fence_layers, send_fences
+from geo_assets.services.hot_tiles import HotTiles
 from geo_assets.services.housekeeping import Housekeeper
 from geo_assets.services.ingest_worker import BodyResult, BodyTask, Circumstances, FeatureResult, FeatureTask
 from geo_assets.services.layer_changes import follow_layers
@@ -77,7 +78,8 @@ LAST_MOMENT_MS = 4_102_444_800_000
 REGISTRY = CollectorRegistry()
 RECORDS = Counter("geo_assets_ingest_records_total", "Raw records worked off.", registry=REGISTRY)
 EDITS = Counter("geo_assets_ingest_edits_total", "Edits by outcome.", ["outcome"], registry=REGISTRY)
-HINTS = Counter("geo_assets_ingest_hints_total", "Hints sent to [tiles].", registry=REGISTRY)
+HINTS = Counter("geo_assets_ingest_hints_total", "Hints sent to [tiles] and [tiles-hot].", registry=REGISTRY)
+HOT = Gauge("hot_tiles", "Tiles whose hints go to [tiles-hot], as they are so many.", registry=REGISTRY)
 BATCH_SECONDS = Histogram("geo_assets_ingest_batch_seconds", "From read to commit of a batch.", registry=REGISTRY)
 STAGES = StageHistograms(REGISTRY)
 LAG = Gauge("geo_assets_ingest_lag_records", "Raw records not worked off yet.", registry=REGISTRY)
@@ -131,6 +133,7 @@ class Ingest:
         self._pool = WorkerPool(settings.ingest_workers, settings.task_timeout_s, ingest_worker.start, (settings,))
         self._consumer = stack.log.consumer(topics.INGEST_GROUP, [topics.RAW])
         self._callbacks = Callbacks(stack)
+        self._hot = HotTiles(settings.hot_tile_rate)
         self._stored_us = 0
         """When the first transaction of the batch at work was durable; 0 before it is."""
 
@@ -192,6 +195,8 @@ class Ingest:
         """Work off one batch; how many records it had."""
         records = self._poll(timeout_s)
         if not records:
+            self._hot.look()
+            HOT.set(len(self._hot))
             return 0
         started = time.perf_counter()
         self.work(records)
@@ -233,7 +238,8 @@ class Ingest:
         self._step("send fences")
         send_fences(self.stack)
         self._step("send hints")
-        HINTS.inc(outbox.send_hints(self.stack, stored_us=self._stored_us, stages=STAGES))
+        HINTS.inc(outbox.send_hints(self.stack, stored_us=self._stored_us, stages=STAGES, hot=self._hot))
+        HOT.set(len(self._hot))
         outbox.plan_wide(self.stack)
         self._report(outcomes)
         return outcomes

@@ -1,4 +1,4 @@
-"""Pay the feature store's outbox: hints to `[tiles]`, collected tiles and very wide edits to manifests of the ledger.
+"""Pay the feature store's outbox: hints to the log, collected tiles and very wide edits to manifests of the ledger.
 
 Rows go only when the log or the ledger has acknowledged them; sending one twice is harmless, a hint carries no order.
 """
@@ -28,6 +28,7 @@ from resources.ledger.protocol import Manifest, UnknownManifest
 
 if TYPE_CHECKING:
     from geo_assets.services.edit_stages import StageHistograms
+    from geo_assets.services.hot_tiles import HotTiles
     from geo_assets.stack import Stack
 
 log = structlog.get_logger()
@@ -40,23 +41,31 @@ IMPORT_LEASE = "import:"
 """A guard lease of this name and the manifest's id says that an import still collects its tiles."""
 
 
-def send_hints(stack: Stack, *, stored_us: int = 0, stages: StageHistograms | None = None) -> int:
-    """Append every owed hint to `[tiles]`, then delete its row; how many.
+def send_hints(
+    stack: Stack, *, stored_us: int = 0, stages: StageHistograms | None = None, hot: HotTiles | None = None
+) -> int:
+    """Append every owed hint to `[tiles]`, or of a hot tile to `[tiles-hot]`, then delete its row; how many.
 
     Args:
         stack: The ports.
         stored_us: When the edits behind them were durable, microseconds since the epoch; 0: not known.
         stages: Where to note how long they waited.
+        hot: Which tiles are hot; None where nobody watches.
 
     Raises:
         LogUnavailable: The rows stay owed.
     """
     sent = 0
+    if hot is not None:
+        hot.look()
     while rows := stack.features.owed(PAGE, kind="tiles"):
         stamps = [_passed(row, stored_us) for row in rows]
-        stack.log.append([_hint_record(row, one) for row, one in zip(rows, stamps, strict=True)])
+        where = [topics.TILES if hot is None else hot.topic_of(row.key) for row in rows]
+        stack.log.append([_hint_record(*one) for one in zip(where, rows, stamps, strict=True)])
         if stages is not None:
             stages.observe(stamps, "hinted")
+        if hot is not None:
+            hot.sent([row.key for row in rows])
         stack.features.pay([row.id for row in rows])
         sent += len(rows)
         if len(rows) < PAGE:
@@ -72,9 +81,9 @@ def _passed(row: OutboxRow, stored_us: int) -> Stamps:
     return (stamps.at("stored", stored_us) if stored_us else stamps).at("hinted")
 
 
-def _hint_record(row: OutboxRow, stamps: Stamps) -> NewRecord:
+def _hint_record(topic: str, row: OutboxRow, stamps: Stamps) -> NewRecord:
     headers = row.headers if stamps == NONE else {**row.headers, topics.HEADER_STAGES: stamps.to_json()}
-    return NewRecord(topics.TILES, row.key, row.value, headers)
+    return NewRecord(topic, row.key, row.value, headers)
 
 
 def finish_manifest(stack: Stack, manifest_id: str, title: str, kind: str, parameters: str = "{}") -> Manifest | None:

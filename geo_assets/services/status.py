@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -21,13 +22,17 @@ def moment(ms: int) -> str | None:
 
 
 def lag_of(stack: Stack) -> dict[str, int]:
-    """Records behind: of ingest on `[raw]`, of the ledger's positions on `[tiles]`."""
+    """Records behind: of ingest on `[raw]`, of the ledger's positions on both topics of hints."""
     log = stack.log
     committed = log.committed(topics.INGEST_GROUP, topics.RAW)
-    raw = sum(max(0, e.end - max(e.begin, committed.get(p, e.begin))) for p, e in log.extents(topics.RAW).items())
-    positions = stack.ledger.positions(log.topic_id(topics.TILES))
-    tiles = sum(max(0, e.end - max(e.begin, positions.get(p, e.begin))) for p, e in log.extents(topics.TILES).items())
-    return {"ingest": raw, "tile hints": tiles}
+    raw = _behind(stack, topics.RAW, committed)
+    hints = sum(_behind(stack, name, stack.ledger.positions(log.topic_id(name))) for name in topics.TILE_HINTS)
+    return {"ingest": raw, "tile hints": hints}
+
+
+def _behind(stack: Stack, topic: str, read: Mapping[int, int]) -> int:
+    extents = stack.log.extents(topic)
+    return sum(max(0, extent.end - max(extent.begin, read.get(p, extent.begin))) for p, extent in extents.items())
 
 
 def snapshot(stack: Stack) -> dict[str, Any]:

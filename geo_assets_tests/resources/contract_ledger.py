@@ -128,6 +128,52 @@ class LedgerContract:
         )
         assert state.object_name == object_name(TILE, 1, "ab" * 32)
 
+    @pytest.mark.parametrize("seed", range(6))
+    def test_hints_through_two_topics_in_any_order_and_twice_leave_the_same_tiles_answered(
+        self, ledger: Ledger, seed: int
+    ) -> None:
+        """A hot tile's hints change their topic at will; slices come early, late, again, and between builds."""
+        chance = random.Random(seed)
+        keys = keys_of(3, seed=seed)
+        logs: dict[tuple[str, int], list[str]] = {(t, p): [] for t in ("tiles", "tiles-hot") for p in (0, 1)}
+        stored, shown = dict.fromkeys(keys, 0), dict.fromkeys(keys, 0)
+        at_work: list[tuple[TileState, int]] = []
+
+        def edit() -> None:
+            key = chance.choice(keys)
+            stored[key] += 1
+            logs[chance.choice(("tiles", "tiles-hot")), keys.index(key) % 2].append(key)
+
+        def bring(where: tuple[str, int], start: int, end: int) -> int:
+            hints = [Hint(offset, logs[where][offset]) for offset in range(start, end)]
+            return ledger.mark_from_log(*where, hints, end)
+
+        def bring_some() -> None:
+            where = chance.choice(list(logs))
+            start = chance.randint(0, ledger.positions(where[0]).get(where[1], 0))
+            bring(where, start, chance.randint(start, len(logs[where])))
+
+        def begin() -> None:
+            for state in ledger.dirty(2, unleased=False):
+                at_work.append((state, stored[state.key]))
+
+        def end() -> None:
+            if at_work:
+                state, version = at_work.pop(chance.randrange(len(at_work)))
+                if ledger.commit([committed(state, "0123456789abcdef"[version % 16])]):
+                    shown[state.key] = version
+
+        for _ in range(60):
+            chance.choice((edit, edit, bring_some, begin, end))()
+        for where in sorted(logs, key=lambda _: chance.random()):
+            bring(where, 0, len(logs[where]))
+        while ledger.dirty(1, unleased=False) or at_work:
+            begin()
+            end()
+        assert shown == stored
+        assert [bring(where, 0, len(logs[where])) for where in logs] == [0, 0, 0, 0]
+        assert ledger.dirty(10, unleased=False) == []
+
     def test_a_scan_is_in_key_order_and_bounded_by_zoom_and_prefix(self, ledger: Ledger) -> None:
         keys = ["0:", "1:0", "1:1", "2:10", "2:11", "2:12", "10:1111111111", "9:111111111"]
         for key in keys[:-1]:

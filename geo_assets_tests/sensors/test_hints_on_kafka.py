@@ -90,7 +90,7 @@ def test_a_tick_over_ten_thousand_records_on_kafka_takes_well_under_five_seconds
         seconds = time.monotonic() - began
         assert (done.read, done.marked, len(here.ledger.dirty(5_000))) == (10_000, 10_000, 2_000)
         assert seconds < 5
-        assert here.stack.log.committed(sensor.GROUP, topics.TILES) == done.positions
+        assert here.stack.log.committed(sensor.GROUP, topics.TILES) == done.positions[topics.TILES]
 
 
 @pytest.mark.service("kafka")
@@ -107,4 +107,4 @@ def test_a_partition_that_was_added_to_the_topic_is_read(tmp_path: Path, monkeyp
             time.sleep(0.2)
         here.stack.log.append([NewRecord(topics.TILES, Tile(14, 1, 1).key, None, partition=count)])
         done = tick(here.stack, here.instance)
-        assert (done.read, done.positions[count]) == (1, 1)
+        assert (done.read, done.positions[topics.TILES][count]) == (1, 1)

@@ -25,7 +25,7 @@ from geo_assets.services.build import TileBuilder
 from geo_assets.services.hints import read_slice
 from geo_assets.tiles.tile import Tile
 from geo_assets_tests.dagster_world import World, tiles_around, world
-from resources.event_log.protocol import Record
+from resources.event_log.protocol import NewRecord, Record
 from resources.ledger.protocol import Batch, TileState
 from sensors import tile_updates as sensor
 from sensors.tile_updates import Audits, Work, care_for, cut, halves, plan_audit, still_dirty, tick
@@ -218,6 +218,25 @@ def test_what_audits_remember_survives_its_named_value() -> None:
 # -- ticks ---------------------------------------------------------------------------------------------------------
 
 
+def test_hints_of_hot_tiles_are_read_as_all_others(here: World) -> None:
+    other = Tile(HOME.z, HOME.x + 1, HOME.y)
+    for tile in (HOME, other):
+        here.put_square(tile.key, tile)
+    here.hint(HOME.key)
+    here.stack.log.append([NewRecord(topics.TILES_HOT, key, None) for key in (HOME.key, other.key, "nonsense")])
+
+    done = tick(here.stack, here.instance)
+
+    (request,) = done.requests
+    assert set(here.ledger.batch(here.batch_of(request)).keys) == {HOME.key, other.key}
+    assert (done.read, done.marked, done.dead) == (4, 3, 1)
+    for topic, count in ((topics.TILES, 1), (topics.TILES_HOT, 3)):
+        reached = here.ledger.positions(here.stack.log.topic_id(topic))
+        assert sum(reached.values()) == count
+        assert here.stack.log.committed(sensor.GROUP, topic) == done.positions[topic]
+    assert tick(here.stack, here.instance).read == 0
+
+
 def test_a_hint_becomes_a_run_whose_config_names_its_batch(here: World) -> None:
     here.put_square("a", HOME)
     here.hint(HOME.key, HOME.key)
@@ -231,7 +250,7 @@ def test_a_hint_becomes_a_run_whose_config_names_its_batch(here: World) -> None:
     assert request.tags["geo_assets/region"] == HOME.quadkey
     assert here.instance.get_dynamic_partitions(catalog.PARTITIONS) == [HOME.key]
     assert here.stack.log.committed(sensor.GROUP, topics.TILES) == {0: 2}
-    assert done.positions == {0: 2}
+    assert done.positions[topics.TILES] == {0: 2}
 
 
 def test_a_second_tick_asks_for_nothing_that_is_under_way(here: World) -> None:
@@ -331,7 +350,7 @@ def test_hints_lost_to_retention_are_repaired_loudly_and_the_tick_goes_on(here: 
     repair, live = done.requests
     assert repair.job_name == "repair_coverage"
     assert here.ledger.batch(here.batch_of(live)).keys == (other.key,)
-    assert done.positions == {0: 3}
+    assert done.positions[topics.TILES] == {0: 3}
     # Asked for until it is planned, once at a time.
     assert [request.run_key[-2:] for request in tick(here.stack, here.instance).requests] == ["-0"]
     assert (

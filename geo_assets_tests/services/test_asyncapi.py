@@ -182,6 +182,8 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Record]]
         while world.ingest.run_once():
             pass
         world.stack.log.append([NewRecord(topics.TILES, "nonsense", b"?"), NewRecord(topics.TILES, "0:", None)])
+        hints = [record for record in scan_topic(world.stack.log, topics.TILES) if record.headers]
+        world.stack.log.append([NewRecord(topics.TILES_HOT, one.key, one.value, one.headers) for one in hints])
         for partition in world.stack.log.extents(topics.TILES):
             part = read_slice(world.stack.log.read(topics.TILES, partition, 0), 0)
             write_dead_letters(world.stack, [hint_dead_letter(r, f, now_ms()) for r, f in part.unreadable])

@@ -301,11 +301,12 @@ def _unread_hints(stack: Stack) -> set[str]:
     """Tiles that somebody wants looked at and of which the ledger does not know yet. Nothing is marked or moved."""
     found: set[str] = set()
     log, left = stack.log, PEEKED
-    positions = stack.ledger.positions(log.topic_id(topics.TILES))
-    for partition, extent in log.extents(topics.TILES).items():
-        start = max(extent.begin, positions.get(partition, extent.begin))
+    positions = {topic: stack.ledger.positions(log.topic_id(topic)) for topic in topics.TILE_HINTS}
+    parts = [(topic, *part) for topic in topics.TILE_HINTS for part in log.extents(topic).items()]
+    for topic, partition, extent in parts:
+        start = max(extent.begin, positions[topic].get(partition, extent.begin))
         while left > 0 and start < extent.end:
-            records = log.read(topics.TILES, partition, start, min(left, 5_000))
+            records = log.read(topic, partition, start, min(left, 5_000))
             if not records:
                 break
             piece = read_slice(records, start)
