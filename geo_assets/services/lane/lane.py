@@ -111,7 +111,9 @@ class Lane:
         )
         self._queue: dict[str, None] = {}
         """Tiles to look at, in the order in which they were asked for."""
-        self._budget: VertexBudget[Job] = VertexBudget(workers=settings.live_build_workers + 1)
+        self._budget: VertexBudget[Job] = VertexBudget(
+            settings.vertex_budget, small=settings.small_vertices, workers=settings.live_build_workers + 1
+        )
         self._jobs: dict[str, Ticket[Job]] = {}
         """Tiles in hand: waiting for the budget, or being built."""
         self._again: set[str] = set()
