@@ -24,7 +24,7 @@ from geo_assets.services.tileserver.heat import Counts, HeatMap, cell_of, resolu
 from geo_assets.services.tileserver.waiting import WaitingMap, by_prefix
 from geo_assets.tiles.tile import Box, Tile
 from geo_assets_tests.services.tile_world import HERE, TileWorld
-from resources.event_log.protocol import LogUnavailable, NewRecord
+from resources.event_log.protocol import LogUnavailable, NewRecord, OffsetOutOfRange
 from resources.ledger.protocol import Lag
 
 NOW_MS = 1_770_000_000_000
@@ -220,6 +220,34 @@ def test_a_log_that_was_set_up_anew_is_read_from_its_begin(world: TileWorld, tmp
     tell(other, (HERE, 1, 1))
     assert heat_map.look(6, 60).tiles == 9
     other.close()
+
+
+def test_what_retention_took_between_two_looks_is_not_counted_and_the_answer_says_since_when(world: TileWorld) -> None:
+    heat_map = looker(world)
+    tell(world, *((HERE, revision, 1) for revision in range(1, 6)))
+    before = heat_map.collection(None, 10, 60)
+    assert (before["tiles"], before["complete"]) == (5, True)
+    tell(world, *((HERE, revision, 1) for revision in range(6, 11)))
+    world.log.enforce_retention(now_ms=2**50)
+    tell(world, (HERE, 11, 1), (HERE, 12, 1))
+    after = heat_map.collection(None, 10, 60)
+    assert (after["tiles"], after["complete"]) == (7, False)
+    assert after["since_ms"] > before["since_ms"], "the log's stamp of the first that was read"
+
+
+def test_records_that_go_while_they_are_read_are_passed_over(world: TileWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    tell(world, *((HERE, revision, 1) for revision in range(1, 9)))
+    plain, asked = type(world.log).read, []
+
+    def taken_meanwhile(self: Any, topic: str, partition: int, offset: int, *more: Any, **named: Any) -> Any:
+        if not asked:
+            asked.append(offset)
+            raise OffsetOutOfRange(topic, partition, offset, offset + 3, offset + 8)
+        return plain(self, topic, partition, offset, *more, **named)
+
+    monkeypatch.setattr(type(world.log), "read", taken_meanwhile)
+    found = looker(world).collection(None, 10, 60)
+    assert (found["tiles"], found["complete"]) == (5, False)
 
 
 # -- where -----------------------------------------------------------------------------------------------------------
