@@ -17,7 +17,7 @@ import numpy as np
 import structlog
 
 from geo_assets.events.dead_letter import DeadLetter
-from geo_assets.services import announce, build_worker, engines, purging, throughput
+from geo_assets.services import announce, build_worker, encoding, engines, purging, throughput
 from geo_assets.services.build_worker import BuildTask, Built, Step
 from geo_assets.services.dead_letters import now_ms, write_dead_letters
 from geo_assets.services.pool import TaskFailed, WorkerPool
@@ -29,6 +29,8 @@ from resources.ledger.protocol import Commit, Failure, Settle, TileState
 if TYPE_CHECKING:
     from geo_assets.services.edit_stages import StageHistograms
     from geo_assets.stack import Stack
+    from geo_assets.tiles.encode.cache import EncodedCache
+    from resources.feature_store.protocol import TileDigests
 
 log = structlog.get_logger()
 
@@ -66,12 +68,17 @@ class TileResult:
 
 def weigh(stack: Stack, keys: Sequence[str]) -> tuple[list[str], np.ndarray]:
     """What a build of these tiles would find: work key and vertices of each, from one query."""
+    work_keys, digests = _look(stack, keys)
+    vertices = np.bincount(digests.pair_tile, weights=digests.pair_vertices, minlength=len(keys)).astype(np.int64)
+    return work_keys, vertices
+
+
+def _look(stack: Stack, keys: Sequence[str]) -> tuple[list[str], TileDigests]:
+    """Work keys of tiles as they would be built now, and the digests of what they show."""
     digests = stack.features.digests(build_worker.boxes_of(keys, stack.layers))
     recipe = current_recipe(stack.layers, engines.version(stack))
     sources = workkey.source_digests(len(keys), digests.pair_tile, digests.pair_digest)
-    work_keys = [workkey.work_key(key, digest, recipe) for key, digest in zip(keys, sources, strict=True)]
-    vertices = np.bincount(digests.pair_tile, weights=digests.pair_vertices, minlength=len(keys)).astype(np.int64)
-    return work_keys, vertices
+    return [workkey.work_key(key, digest, recipe) for key, digest in zip(keys, sources, strict=True)], digests
 
 
 @dataclass(slots=True)
@@ -98,6 +105,8 @@ class TileBuilder:
         details_of: Adds to what the commit of a tile says of its making: (key, details) -> details, for its JSON.
         stages: Histograms that each announcement is noted in.
         lease_s: How long a tile that was taken is left to this builder; default: the settings'.
+        cache: Encoded features that this process keeps: of a tile that it has built, only what changed is read and
+            encoded again, unless it is forced. Only `inline`.
     """
 
     def __init__(
@@ -110,8 +119,9 @@ class TileBuilder:
         details_of: Callable[[str, dict[str, Any]], dict[str, Any]] | None = None,
         stages: StageHistograms | None = None,
         lease_s: float | None = None,
+        cache: EncodedCache | None = None,
     ) -> None:
-        self.stack, self.owner = stack, owner
+        self.stack, self.owner, self.cache = stack, owner, cache
         self._step = step or build_worker.no_step
         self._inline = inline
         self._details_of, self._stages = details_of or (lambda _key, details: details), stages
@@ -208,10 +218,11 @@ class TileBuilder:
         for key in keys:
             self._step("read digests", key)
         started = time.perf_counter()
-        work_keys, vertices = weigh(self.stack, keys)
+        work_keys, digests = _look(self.stack, keys)
+        shown = encoding.shown_of(digests)
         share_ms = (time.perf_counter() - started) * 1000 / len(keys)
         settles: list[Settle] = []
-        for key, work_key, weight in zip(keys, work_keys, vertices, strict=True):
+        for key, work_key, shows in zip(keys, work_keys, shown, strict=True):
             state = states[key]
             forced = force or state.forced > state.built
             self.forced += forced
@@ -219,8 +230,11 @@ class TileBuilder:
                 settles.append(Settle(key, state.revision, state.wanted, work_key))
             else:
                 prepared.tasks.append(
-                    BuildTask(key, state.revision, state.work_key, state.content_hash, state.empty, int(weight))
-                )
+                    BuildTask(
+                        key, state.revision, state.work_key, state.content_hash, state.empty, shows.vertices,
+                        shown=None if self.cache is None else shows, fresh=forced,
+                    )
+                )  # fmt: skip
         for settle in settles:
             self._step("settle", settle.key)
         held = ledger.settle(settles) if settles else set()
@@ -236,7 +250,7 @@ class TileBuilder:
         """Chunks of tasks with their results, as they come."""
         if self._inline:
             for chunk in chunks_of(tasks):
-                yield chunk, build_worker.build_in(self.stack, chunk, self._step)
+                yield chunk, build_worker.build_in(self.stack, chunk, self._step, cache=self.cache)
             return
         together: list[BuildTask] = []
         results: list[Built | TaskFailed] = []

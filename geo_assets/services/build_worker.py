@@ -11,22 +11,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import structlog
+
 from geo_assets.ports import tile_object
-from geo_assets.services import engines
+from geo_assets.services import encoding, engines
+from geo_assets.services.encoding import Made, Shown
 from geo_assets.services.outages import OUTAGES
 from geo_assets.services.recipe import current_recipe
 from geo_assets.settings import Settings
 from geo_assets.stack import Stack
 from geo_assets.tiles import workkey
-from geo_assets.tiles.encode import EncodedTile, TileFeatures
+from geo_assets.tiles.encode.cache import EncodedCache
 from geo_assets.tiles.rules import rules_before_publishing
 from geo_assets.tiles.tile import Tile
 from geo_assets.tiles.zooms import tile_boxes
-from resources.feature_store.protocol import TileBox, TileFeatureRows
+from resources.feature_store.protocol import TileBox
 from resources.ledger.protocol import object_name
 
 if TYPE_CHECKING:
     from geo_assets.tiles.layers import LayerSet
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,10 @@ class BuildTask:
     content_hash: str | None
     empty: bool
     vertices: int
+    shown: Shown | None = None
+    """What it shows, where that is known already: it is then made of that, if its features are kept."""
+    fresh: bool = False
+    """Read and encode everything, whatever is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,34 +78,68 @@ def no_step(name: str, key: str) -> None:
 
 
 _stack: Stack | None = None
+_cache: EncodedCache | None = None
 
 
-def start(settings: Settings, scoped: bool) -> None:
-    """Open this process's own ports, with the caller's reach; called once in each worker."""
-    global _stack
+def start(settings: Settings, scoped: bool, cache_bytes: int = 0) -> None:
+    """Open this process's own ports, with the caller's reach; called once in each worker.
+
+    Args:
+        settings: Which ports.
+        scoped: As for `Stack`.
+        cache_bytes: Bytes of encoded features that this process keeps for the next build of their tile.
+    """
+    global _stack, _cache
     _stack = Stack(settings, scoped=scoped)
+    _cache = EncodedCache(cache_bytes) if cache_bytes else None
+
+
+BOXES_KEPT = 10_000
+"""Boxes that are remembered: what is built again and again is asked for again and again, and one box costs as much as
+some hundred at once."""
+_boxes: dict[tuple[str, float], TileBox] = {}
 
 
 def boxes_of(keys: Sequence[str], layers: LayerSet) -> list[TileBox]:
     """The questions for the feature store: each tile's buffered box in degrees."""
-    boxes = tile_boxes(keys, layers.buffer_fraction)
+    buffer = layers.buffer_fraction
+    if len(keys) > BOXES_KEPT // 10:
+        return _new_boxes(keys, buffer)
+    found = {key: _boxes.get((key, buffer)) for key in keys}
+    new = [key for key, box in found.items() if box is None]
+    if new:
+        boxes = dict(zip(new, _new_boxes(new, buffer), strict=True))
+        found |= boxes
+        if len(_boxes) > BOXES_KEPT:
+            _boxes.clear()
+        _boxes.update({(key, buffer): box for key, box in boxes.items()})
+    return [box for key in keys if (box := found[key]) is not None]
+
+
+def _new_boxes(keys: Sequence[str], buffer: float) -> list[TileBox]:
+    boxes = tile_boxes(keys, buffer)
     return [TileBox(key, int(key.partition(":")[0]), *map(float, box)) for key, box in zip(keys, boxes, strict=True)]
 
 
 def build(tasks: Sequence[BuildTask]) -> list[Built]:
     """Build tiles in this process, in one batch; where the batch raises, one by one, so a fault costs its own tile."""
     assert _stack is not None, "start() was not called"
-    return build_in(_stack, tasks)
+    return build_in(_stack, tasks, cache=_cache)
 
 
 def build_unless_away(tasks: Sequence[BuildTask]) -> list[Built]:
     """The same for callers that wait when a port is away: that fault is raised, and no tile is charged with it."""
     assert _stack is not None, "start() was not called"
-    return build_in(_stack, tasks, passing=OUTAGES)
+    return build_in(_stack, tasks, passing=OUTAGES, cache=_cache)
 
 
 def build_in(
-    stack: Stack, tasks: Sequence[BuildTask], step: Step = no_step, *, passing: tuple[type[Exception], ...] = ()
+    stack: Stack,
+    tasks: Sequence[BuildTask],
+    step: Step = no_step,
+    *,
+    passing: tuple[type[Exception], ...] = (),
+    cache: EncodedCache | None = None,
 ) -> list[Built]:
     """The same with the caller's ports.
 
@@ -105,14 +148,23 @@ def build_in(
         tasks: Tiles to build.
         step: Told the name of each step before it is taken.
         passing: Faults that are no tile's: they are raised, and nothing is charged.
+        cache: Encoded features of tiles built before: of those tiles only what changed is read and encoded. Not used
+            by engines other than the encoder itself.
     """
+    if cache is not None and (stack.settings.engine != "numpy" or not cache.max_bytes):
+        cache = None
     try:
-        return _build_together(stack, tasks, step)
+        return _build_together(stack, tasks, step, cache)
     except passing:
         raise
     except Exception as fault:
-        if len(tasks) == 1:
+        if len(tasks) == 1 and cache is None:
             return [_failed(tasks[0], f"{type(fault).__name__}: {fault}")]
+        if cache is not None:
+            # A tile is never lost to what is kept of it: each is tried again as if nothing were.
+            log.warning("built again without what was kept", tiles=len(tasks), error=f"{type(fault).__name__}: {fault}")
+            for task in tasks:
+                cache.discard(current_recipe(stack.layers), task.key)
     return [result for task in tasks for result in build_in(stack, [task], step, passing=passing)]
 
 
@@ -120,57 +172,32 @@ def _failed(task: BuildTask, error: str) -> Built:
     return Built(task.key, task.work_key or "", None, 0, False, 0, task.vertices, 0, 0.0, error=error[:2_000])
 
 
-def _build_together(stack: Stack, tasks: Sequence[BuildTask], step: Step) -> list[Built]:
+def _build_together(stack: Stack, tasks: Sequence[BuildTask], step: Step, cache: EncodedCache | None) -> list[Built]:
     started = time.perf_counter()
     for task in tasks:
         step("read features", task.key)
-    rows = stack.features.features(boxes_of([task.key for task in tasks], stack.layers))
-    digests = workkey.source_digests(len(tasks), rows.pair_tile, rows.digest[rows.pair_row])
+    boxes = boxes_of([task.key for task in tasks], stack.layers)
     tiles = [Tile.from_key(task.key) for task in tasks]
-    encoded = engines.encode(stack, _columns(rows, tiles))
+    if cache is None:
+        made = encoding.anew(stack, boxes, tiles)
+    else:
+        shown = {number: task.shown for number, task in enumerate(tasks) if task.shown is not None}
+        fresh = {number for number, task in enumerate(tasks) if task.fresh}
+        made = encoding.again(stack, boxes, tiles, cache, shown=shown, fresh=fresh)
     share_ms = (time.perf_counter() - started) * 1000 / len(tasks)
-    weights = _weights(rows, len(tasks))
-    return [
-        _finish(stack, task, tile, digest, one, share_ms, *weight, step)
-        for task, tile, digest, one, weight in zip(tasks, tiles, digests, encoded, weights, strict=True)
-    ]
-
-
-def _columns(rows: TileFeatureRows, tiles: list[Tile]) -> TileFeatures:
-    return TileFeatures(
-        source=rows.source,
-        feature_id=rows.feature_id,
-        layer=rows.layer,
-        geometry=rows.geometry,
-        properties=rows.properties,
-        tiles=tiles,
-        pair_tile=rows.pair_tile,
-        pair_row=rows.pair_row,
-    )
-
-
-def _weights(rows: TileFeatureRows, count: int) -> list[tuple[int, int]]:
-    """Vertices and newest event time of each tile."""
-    import numpy as np
-
-    vertices = np.bincount(rows.pair_tile, weights=rows.vertex_count[rows.pair_row], minlength=count)
-    newest = np.zeros(count, dtype=np.int64)
-    np.maximum.at(newest, rows.pair_tile, rows.event_time_ms[rows.pair_row])
-    return [(int(v), int(t)) for v, t in zip(vertices, newest, strict=True)]
+    return [_finish(stack, task, tile, one, share_ms, step) for task, tile, one in zip(tasks, tiles, made, strict=True)]
 
 
 def _finish(
     stack: Stack,
     task: BuildTask,
     tile: Tile,
-    digest: str,
-    encoded: EncodedTile,
+    made: Made,
     share_ms: float,
-    vertices: int,
-    data_time_ms: int,
     step: Step,
 ) -> Built:
     started = time.perf_counter()
+    encoded = made.encoded
     faults = rules_before_publishing(tile, encoded, stack.layers)
     if faults:
         return _failed(task, "; ".join(str(fault) for fault in faults[:5]))
@@ -181,13 +208,13 @@ def _finish(
         # One question a tile that was encoded anyway: of one whose object is gone, the same bytes are a new revision,
         # so that clients who were told 503 hear of it.
         changed = not stack.tiles.exists(tile_object(object_name(task.key, task.revision, content_hash)))
-    work_key = workkey.work_key(tile, digest, current_recipe(stack.layers, engines.version(stack)))
+    work_key = workkey.work_key(tile, made.source_digest, current_recipe(stack.layers, engines.version(stack)))
     if changed and content_hash is not None:
         step("put", task.key)
         name = object_name(task.key, task.revision + 1, content_hash)
         # What made the object is written on it, for who finds it in the bucket without the ledger.
-        made = {"work-key": work_key, "content-hash": content_hash, "image-digest": stack.settings.image_digest}
-        stack.tiles.put(tile_object(name), workkey.compress(encoded.data), metadata=made)
+        about = {"work-key": work_key, "content-hash": content_hash, "image-digest": stack.settings.image_digest}
+        stack.tiles.put(tile_object(name), workkey.compress(encoded.data), metadata=about)
     return Built(
         key=task.key,
         work_key=work_key,
@@ -195,8 +222,8 @@ def _finish(
         bytes=len(encoded.data),
         changed=changed,
         features=encoded.features,
-        vertices=vertices,
-        data_time_ms=data_time_ms,
+        vertices=made.vertices,
+        data_time_ms=made.data_time_ms,
         ms=share_ms + (time.perf_counter() - started) * 1000,
         left_out=tuple((x.source, x.feature_id, x.reason) for x in encoded.left_out),
     )

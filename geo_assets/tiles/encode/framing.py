@@ -13,7 +13,7 @@ import numpy as np
 from geo_assets.tiles.encode.ragged import Bools, Ints, offsets, spread, sums, where
 from geo_assets.tiles.encode.shapes import LINE, POINT, POLYGON, Shapes
 from geo_assets.tiles.encode.tags import Tags
-from geo_assets.tiles.encode.varint import Unsigned, ragged_varints, sizes, varint, zigzag_deltas
+from geo_assets.tiles.encode.varint import Bytes, Unsigned, ragged_varints, sizes, varint, zigzag_deltas
 
 _MOVE_TO, _LINE_TO, _CLOSE_PATH = 1, 2, 15
 """Command integers of section 4.3.1; the first two still want their count, `id | count << 3`."""
@@ -82,8 +82,8 @@ def frame(
     tag_counts = tags.bounds[row + 1] - tag_starts
     flat = spread(tag_starts, tag_counts)
     tag_group = group.repeat(tag_counts)
-    key, key_fields, key_bounds = _table(tag_group, tags.key[flat], groups, len(tags.keys))
-    value, value_fields, value_bounds = _table(tag_group, tags.value[flat], groups, len(tags.values))
+    key, key_fields, key_bounds = tables(tag_group, tags.key[flat], groups, len(tags.keys))
+    value, value_fields, value_bounds = tables(tag_group, tags.value[flat], groups, len(tags.values))
     commands, command_counts = geometry(features.shapes)
 
     # Bytes of each part of a feature, then of the whole: what lengths have to say.
@@ -136,24 +136,106 @@ def frame(
     key_ends = offsets(key_lengths)[key_bounds]
     value_ends = offsets(value_lengths)[value_bounds]
     whole, keys_view, values_view = data.data, keys.data, value_data.data
-    tail = b"\x28" + varint(extent)
     result = [b""] * groups
     numbers: list[int] = where(per_group[1:] > per_group[:-1]).tolist()
     for number in numbers:
-        name = names[number]
-        parts: tuple[bytes | memoryview, ...] = (
-            b"\x78\x02\x0a" + varint(len(name)) + name,
+        result[number] = layer_message(
+            names[number],
             whole[data_bounds[number] : data_bounds[number + 1]],
             keys_view[key_ends[number] : key_ends[number + 1]],
             values_view[value_ends[number] : value_ends[number + 1]],
-            tail,
+            extent,
         )
-        result[number] = b"".join((b"\x1a", varint(sum(map(len, parts))), *parts))
     return result
 
 
-def _table(group: Ints, code: Ints, groups: int, codes: int) -> tuple[Unsigned, Ints, Ints]:
-    """Tables of the codes in use by group, ascending: each item's number in its table, the tables, their bounds."""
+def layer_message(
+    name: bytes, features: bytes | memoryview, keys: bytes | memoryview, values: bytes | memoryview, extent: int
+) -> bytes:
+    """A layer of a tile, tag and length of the tile's field included, of its fields in the order in which they stand.
+
+    Args:
+        name: Name of the layer as UTF-8.
+        features: Its features.
+        keys: Its table of keys.
+        values: Its table of values.
+        extent: Units a side of a tile.
+    """
+    parts = (b"\x78\x02\x0a" + varint(len(name)) + name, features, keys, values, b"\x28" + varint(extent))
+    return b"".join((b"\x1a", varint(sum(map(len, parts))), *parts))
+
+
+def bodies(shapes: Shapes) -> tuple[Bytes, Ints]:
+    """What a feature's message ends with, type and geometry, of each shape; and where each begins and the last ends.
+
+    What stands before it depends on the tables of keys and values: see `heads`.
+    """
+    commands, counts = geometry(shapes)
+    command_bounds = offsets(counts)
+    command_bytes = sums(sizes(commands), command_bounds)
+    bounds = offsets(4 + counts)
+    values = np.empty(int(bounds[-1]), np.uint64)
+    begin = bounds[:-1]
+    values[begin] = 0x18
+    values[begin + 1] = shapes.kind
+    values[begin + 2] = 0x22
+    values[begin + 3] = command_bytes
+    values[(begin + 4 - command_bounds[:-1]).repeat(counts) + np.arange(len(commands))] = commands
+    data, _ = ragged_varints(values)
+    return data, offsets(3 + sizes(command_bytes.view(np.uint64)) + command_bytes)
+
+
+def heads(
+    ids: Unsigned, with_id: Bools, tag_counts: Ints, key: Unsigned, value: Unsigned, body_bytes: Ints
+) -> tuple[Bytes, Ints]:
+    """What stands before the bodies of features: length, id and tags; and where each begins and the last ends.
+
+    Args:
+        ids: (features) MVT ids.
+        with_id: (features) whether the feature has one.
+        tag_counts: (features) how many tags each has.
+        key: (tags) number of the key in its layer.
+        value: (tags) number of the value in its layer.
+        body_bytes: (features) length of each body.
+    """
+    count, total = len(ids), len(key)
+    tag_bounds = offsets(tag_counts)
+    each_size = sizes(np.concatenate([key, value]))
+    tag_bytes = sums(each_size[:total] + each_size[total:], tag_bounds)
+    with_tags = tag_counts > 0
+    size = sizes(np.concatenate([tag_bytes.view(np.uint64), ids]))
+    message = with_tags * (1 + size[:count] + tag_bytes) + with_id * (1 + size[count:]) + body_bytes
+    # [0x12 length] [0x08 id]? [0x12 length key value …]?
+    tags_at = 2 + 2 * with_id
+    bounds = offsets(tags_at + with_tags * (2 + 2 * tag_counts))
+    values = np.empty(int(bounds[-1]), np.uint64)
+    begin = bounds[:-1]
+    values[begin] = 0x12
+    values[begin + 1] = message
+    some = where(with_id)
+    at = begin[some] + 2
+    values[at] = 0x08
+    values[at + 1] = ids[some]
+    some = where(with_tags)
+    at = (begin + tags_at)[some]
+    values[at] = 0x12
+    values[at + 1] = tag_bytes[some]
+    at = (begin + tags_at + 2 - 2 * tag_bounds[:-1]).repeat(tag_counts) + 2 * np.arange(total)
+    values[at] = key
+    values[at + 1] = value
+    data, _ = ragged_varints(values)
+    return data, offsets(message - body_bytes + 1 + sizes(message.view(np.uint64)))
+
+
+def tables(group: Ints, code: Ints, groups: int, codes: int) -> tuple[Unsigned, Ints, Ints]:
+    """Tables of the codes in use by group, ascending: each item's number in its table, the tables, their bounds.
+
+    Args:
+        group: (items) number of the group, a layer of a tile.
+        code: (items) code of the key or value.
+        groups: How many groups there are.
+        codes: How many codes there are.
+    """
     pair = group * codes + code
     if groups * codes <= 4 * len(code) + 4096:
         used = np.zeros(groups * codes, np.bool_)

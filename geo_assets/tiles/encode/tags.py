@@ -61,7 +61,8 @@ class Tags:
     """The attributes of rows as codes: row i has `key[k], value[k]`, k in `bounds[i]..bounds[i + 1]`, keys ascending.
 
     Codes are ranks in the sorted distinct keys and values, so that their order depends on neither rows nor batch.
-    `keys` and `values` hold each one as its field of an MVT layer, tag and length included.
+    `keys` and `values` hold each one as its field of an MVT layer, tag and length included; `names` and `plain` are
+    the same keys and values before that.
     """
 
     bounds: Ints
@@ -69,6 +70,8 @@ class Tags:
     value: Ints
     keys: Blobs
     values: Blobs
+    names: list[str]
+    plain: list[Any]
 
 
 def parse(properties: Sequence[str]) -> tuple[list[dict[str, Any]], dict[int, str]]:
@@ -135,7 +138,7 @@ def tags(
         row = np.concatenate([row, np.array(list(ids), np.int64)])
         if keep is not None:
             keep = np.concatenate([keep, np.ones(len(ids), np.bool_)])
-    value, fields, nulls = _values(values)
+    value, table, fields, nulls = _values(values)
     if nulls:
         keep = value >= 0 if keep is None else keep & (value >= 0)
     if keep is not None and not keep.all():
@@ -146,27 +149,28 @@ def tags(
     if len(order) and not (order[1:] > order[:-1]).all():
         by = order.argsort(kind="stable")
         key, value = key[by], value[by]
-    return Tags(offsets(lengths), key, value, _blobs(list(map(key_field, distinct))), _blobs(fields))
+    keys = _blobs(list(map(key_field, distinct)))
+    return Tags(offsets(lengths), key, value, keys, _blobs(fields), distinct, table)
 
 
 def value_codes(values: list[Any]) -> tuple[list[int], list[bytes]]:
     """Codes of values, -1 for null, and the sorted distinct values as MVT fields."""
-    found, table, fields = _distinct(values)
+    found, table, _, fields = _distinct(values)
     code = dict(zip(table, range(len(table)), strict=True))
     return [code.get(number, -1) for number in found], fields
 
 
-def _values(values: list[Any]) -> tuple[Ints, list[bytes], bool]:
-    """`value_codes` as an array, and whether there are nulls."""
-    found, table, fields = _distinct(values)
+def _values(values: list[Any]) -> tuple[Ints, list[Any], list[bytes], bool]:
+    """`value_codes` as an array, the sorted distinct values, the same as fields, and whether there are nulls."""
+    found, table, plain, fields = _distinct(values)
     number = np.array(found, np.int64)
     code = np.full(number.max(initial=-1) + 1, -1, np.int64)
     code[table] = np.arange(len(table))
-    return code[number], fields, len(table) < len(code)
+    return code[number], plain, fields, len(table) < len(code)
 
 
-def _distinct(values: list[Any]) -> tuple[list[int], list[int], list[bytes]]:
-    """Number of each value among the distinct ones, those numbers in the order of the table, and the table's fields."""
+def _distinct(values: list[Any]) -> tuple[list[int], list[int], list[Any], list[bytes]]:
+    """Number of each value among the distinct ones, those numbers in the order of the table, its values and fields."""
     plain = values
     kinds = set(map(type, values))
     if not kinds <= _PLAIN:
@@ -182,6 +186,7 @@ def _distinct(values: list[Any]) -> tuple[list[int], list[int], list[bytes]]:
     numbers: defaultdict[type, defaultdict[Any, int]] = defaultdict(lambda: defaultdict(next_number))
     found = [numbers[type(value)][value] for value in values]
     table: list[int] = []
+    distinct: list[Any] = []
     fields: list[bytes] = []
     for kind in _ORDER:
         number = numbers.get(kind)
@@ -190,8 +195,18 @@ def _distinct(values: list[Any]) -> tuple[list[int], list[int], list[bytes]]:
             if kind is int and not (some[0] >= _LOWEST and some[-1] <= _HIGHEST):
                 return _distinct([str(each) if type(each) is int and _beyond(each) else each for each in plain])
             table += map(number.__getitem__, some)
+            distinct += some
             fields += map(_FIELDS[kind], some)
-    return found, table, fields
+    return found, table, distinct, fields
+
+
+def place_of_value(value: Any) -> tuple[int, Any]:
+    """What the distinct values of a table are sorted by.
+
+    Args:
+        value: One of them, as in `Tags.plain`; a text may be given as UTF-8, which sorts alike.
+    """
+    return _PLACE[type(value)], value
 
 
 class _NegativeZero:
@@ -208,6 +223,7 @@ _LOWEST, _HIGHEST = -(1 << 63), (1 << 64) - 1
 _PLAIN = frozenset((bool, int, float, str, type(None)))
 _ORDER = (bool, int, _NegativeZero, float, str)
 """Order of types in a table of values."""
+_PLACE = {kind: place for place, kind in enumerate(_ORDER)} | {bytes: len(_ORDER) - 1}
 
 
 @lru_cache(maxsize=10_000)

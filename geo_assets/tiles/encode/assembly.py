@@ -1,0 +1,453 @@
+"""A tile put together from encoded features: those that did not change are neither read, drawn nor encoded again.
+
+`encode_features` encodes, `changed` exchanges some features for others, `assembled` makes the tile. Its bytes are those
+of `encode_tiles` for the same features, whatever came and went before: which numbers the keys and values of a layer
+have is worked out anew each time, and a feature whose numbers differ from those it was written with is written again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from geo_assets.tiles.encode import CHUNK_COORDINATES
+from geo_assets.tiles.encode.framing import bodies, heads, layer_message, tables
+from geo_assets.tiles.encode.grid import Draw, draw
+from geo_assets.tiles.encode.ragged import Bools, Ints, offsets, spread, sums, where
+from geo_assets.tiles.encode.records import EncodedTile, LeftOut, TileFeatures, in_order
+from geo_assets.tiles.encode.rows import Rows
+from geo_assets.tiles.encode.tags import key_field, place_of_value
+from geo_assets.tiles.encode.varint import Unsigned
+from geo_assets.tiles.layers import LayerSet
+from geo_assets.tiles.tile import Tile
+
+Numbers = npt.NDArray[np.int32]
+"""What is kept is kept small."""
+
+_VALUE_BYTES = 64
+"""Most that a value takes in memory beside its field: a text as long as the field, a place in a list, a bound."""
+_OVERHEAD_BYTES = 6_000
+"""Of the arrays themselves, whatever is in them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strings:
+    """Byte strings one after the other, told apart by bounds."""
+
+    data: bytes
+    bounds: Ints
+
+    def take(self, index: Ints) -> Self:
+        """The strings of these numbers, copied in runs of neighbours."""
+        if not len(index):
+            return type(self)(b"", np.zeros(1, np.int64))
+        breaks = where(index[1:] != index[:-1] + 1)
+        begin: list[int] = self.bounds[index[np.concatenate([[0], breaks + 1])]].tolist()
+        end: list[int] = self.bounds[index[np.concatenate([breaks, [len(index) - 1]])] + 1].tolist()
+        data = b"".join([self.data[first:last] for first, last in zip(begin, end, strict=True)])
+        return type(self)(data, offsets(self.bounds[index + 1] - self.bounds[index]))
+
+    def followed_by(self, more: Self) -> Self:
+        """These strings, then the others."""
+        return type(self)(self.data + more.data, np.concatenate([self.bounds, more.bounds[1:] + len(self.data)]))
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedFeatures:
+    """The features that one tile shows, encoded for it. It never changes: what is made of it is another one.
+
+    A feature is known by its digest. Items are what is drawn of features, none or up to three a feature, in the order
+    in which they are written; `written` holds each as it was last written, or its body alone while it never was.
+    """
+
+    high: Unsigned
+    """(features) first half of the digest, ascending."""
+    low: Unsigned
+    """(features) second half of it."""
+    left_out: tuple[tuple[int, LeftOut], ...]
+    """By number of the feature."""
+    feature: Numbers
+    layer: Numbers
+    source: Numbers
+    text: Numbers
+    """(items) 0 where the id is a number, else from 1 on the place of the id's text among `texts`."""
+    id: Unsigned
+    kind: Numbers
+    box: Numbers
+    """(items, 4) lowest x, y and highest x, y in tile units."""
+    body_bytes: Numbers
+    written: Strings
+    tag_counts: Numbers
+    key: Numbers
+    """(tags) place among `names`."""
+    value: Numbers
+    """(tags) place among `values`."""
+    key_number: Numbers
+    """(tags) number with which the key was last written."""
+    value_number: Numbers
+    sources: list[bytes]
+    texts: list[bytes]
+    names: list[str]
+    values: list[Any]
+    """As in `Tags.plain`, texts as UTF-8 (half a surrogate pair passing)."""
+    fields: Strings
+    """The same as fields of a layer."""
+
+    def __len__(self) -> int:
+        return len(self.high)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes in memory, and some more."""
+        texts = [*self.sources, *self.texts, *self.names]
+        arrays = (
+            self.high, self.low, self.feature, self.layer, self.source, self.text, self.id, self.kind, self.box,
+            self.body_bytes, self.written.bounds, self.tag_counts, self.key, self.value, self.key_number,
+            self.value_number, self.fields.bounds,
+        )  # fmt: skip
+        return (
+            _OVERHEAD_BYTES
+            + sum(array.nbytes for array in arrays)
+            + len(self.written.data)
+            + 2 * len(self.fields.data)
+            + _VALUE_BYTES * (len(self.values) + len(texts))
+            # A name may be of characters of four bytes each.
+            + 4 * sum(map(len, texts))
+            + 512 * len(self.left_out)
+        )
+
+    @classmethod
+    def none(cls) -> Self:
+        """No features."""
+        ints, own_ids, strings = np.zeros(0, np.int32), np.zeros(0, np.uint64), Strings(b"", np.zeros(1, np.int64))
+        return cls(
+            high=own_ids, low=own_ids, left_out=(), feature=ints, layer=ints, source=ints, text=ints, id=own_ids,
+            kind=ints, box=ints.reshape(0, 4), body_bytes=ints, written=strings, tag_counts=ints, key=ints, value=ints,
+            key_number=ints, value_number=ints, sources=[], texts=[], names=[], values=[], fields=strings,
+        )  # fmt: skip
+
+    def digests(self) -> npt.NDArray[np.uint8]:
+        """Digests of the features, shape (n, 16)."""
+        return np.column_stack([self.high, self.low]).astype(">u8").view(np.uint8)
+
+    def match(self, digests: npt.NDArray[np.uint8]) -> tuple[Bools, Ints]:
+        """Hold it against what the tile is to show.
+
+        Args:
+            digests: Of all features that it is to show, each once, shape (n, 16).
+
+        Returns:
+            Which features stay, and the positions in `digests` of those that are missing here.
+        """
+        keep = np.zeros(len(self), np.bool_)
+        if not len(self) or not len(digests):
+            return keep, np.arange(len(digests))
+        high, low = halves(digests)
+        at = self.high.searchsorted(high)
+        at[at == len(self)] = 0
+        found = (self.high[at] == high) & (self.low[at] == low)
+        keep[at[found]] = True
+        return keep, where(~found)
+
+    def changed(self, keep: Bools, more: Self) -> Self:
+        """Some of these features, and others.
+
+        Args:
+            keep: (features) which stay.
+            more: What comes in; none of it is among those that stay.
+        """
+        if keep.all() and not len(more):
+            return self
+        feature, number, high, low = self._features(keep, more)
+        left_out = [(int(feature[of]), left) for of, left in self.left_out if keep[of]]
+        left_out += [(int(number[of]), left) for of, left in more.left_out]
+        stay = where(keep[self.feature])
+
+        def column(name: str) -> npt.NDArray[Any]:
+            return np.concatenate([getattr(self, name)[stay], getattr(more, name)])
+
+        sources, source, _ = _union(self.sources, self.source[stay], more.sources, more.source)
+        text = column("text")
+        ours, others = self.text[stay], more.text
+        texts, place_of_text, _ = _union(self.texts, ours[ours > 0] - 1, more.texts, others[others > 0] - 1)
+        text[text > 0] = place_of_text + 1
+        layer, own_id, kind = column("layer"), column("id"), column("kind")
+        order = np.lexsort((kind, own_id, text, source, layer))
+
+        # What has tags and bytes: first of these, then of those that come in.
+        item = np.concatenate([stay, np.arange(len(self.kind), len(self.kind) + len(more.kind))])[order]
+        counts = np.concatenate([self.tag_counts, more.tag_counts]).astype(np.int64)
+        tag_bounds = offsets(counts)
+        tag = spread(tag_bounds[item], counts[item])
+        own = spread(tag_bounds[stay], counts[stay])
+        place = np.empty(len(self.key) + len(more.key), np.int64)
+        place[np.concatenate([own, np.arange(len(self.key), len(place))])] = np.arange(len(own) + len(more.key))
+        names, key, _ = _union(self.names, self.key[own], more.names, more.key)
+        values, value, origin = _union(self.values, self.value[own], more.values, more.value, place_of_value)
+        return replace(
+            self,
+            high=high,
+            low=low,
+            left_out=tuple(left_out),
+            feature=np.concatenate([feature[self.feature[stay]], number[more.feature]])[order].astype(np.int32),
+            layer=layer[order],
+            source=source[order],
+            text=text[order],
+            id=own_id[order],
+            kind=kind[order],
+            box=column("box")[order],
+            body_bytes=column("body_bytes")[order],
+            written=self.written.followed_by(more.written).take(item),
+            tag_counts=counts[item].astype(np.int32),
+            key=key[place[tag]],
+            value=value[place[tag]],
+            key_number=np.concatenate([self.key_number, more.key_number])[tag],
+            value_number=np.concatenate([self.value_number, more.value_number])[tag],
+            sources=sources,
+            texts=texts,
+            names=names,
+            values=values,
+            fields=self.fields if origin is None else self.fields.followed_by(more.fields).take(origin),
+        )
+
+    def _features(self, keep: Bools, more: Self) -> tuple[Ints, Ints, Unsigned, Unsigned]:
+        """New numbers of these features (of those that stay) and of the others, and all digests in order."""
+        high = np.concatenate([self.high[keep], more.high])
+        low = np.concatenate([self.low[keep], more.low])
+        order = high.argsort(kind="stable")
+        number = np.empty(len(order), np.int64)
+        number[order] = np.arange(len(order))
+        stay = len(order) - len(more)
+        feature = np.full(len(self), -1, np.int64)
+        feature[keep] = number[:stay]
+        return feature, number[stay:], high[order], low[order]
+
+    def assembled(self, tile: Tile, layers: LayerSet) -> tuple[EncodedTile, Self]:
+        """Make the tile.
+
+        Args:
+            tile: The one that the features are encoded for.
+            layers: The layers they are encoded by.
+
+        Returns:
+            The tile, and the same features, which know now how they are written.
+        """
+        step = len(layers.names)
+        counts = self.tag_counts.astype(np.int64)
+        group = self.layer.astype(np.int64).repeat(counts)
+        key, keys, key_bounds = tables(group, self.key.astype(np.int64), step, len(self.names))
+        value, values, value_bounds = tables(group, self.value.astype(np.int64), step, len(self.values))
+        key_number, value_number = key.astype(np.int32), value.astype(np.int32)
+        tag_bounds = offsets(counts)
+        other = (key_number != self.key_number) | (value_number != self.value_number)
+        lengths = self.written.bounds[1:] - self.written.bounds[:-1]
+        stale = where((lengths == self.body_bytes) | (sums(other, tag_bounds) > 0))
+        written = self.written
+        if len(stale):
+            tag = spread(tag_bounds[stale], counts[stale])
+            written = self._written(stale, lengths, counts[stale], key[tag], value[tag])
+        messages: list[bytes] = []
+        ends: list[int] = written.bounds[self.layer.searchsorted(np.arange(step + 1))].tolist()
+        for number, name in enumerate(layers.names):
+            if ends[number] == ends[number + 1]:
+                continue
+            used: list[int] = keys[key_bounds[number] : key_bounds[number + 1]].tolist()
+            messages.append(
+                layer_message(
+                    name.encode(),
+                    written.data[ends[number] : ends[number + 1]],
+                    b"".join([key_field(self.names[place]) for place in used]),
+                    self.fields.take(values[value_bounds[number] : value_bounds[number + 1]]).data,
+                    layers.extent,
+                )
+            )
+        encoded = EncodedTile(
+            tile, b"".join(messages), len(self.kind), in_order(left for _, left in self.left_out), self._extent()
+        )
+        return encoded, replace(self, written=written, key_number=key_number, value_number=value_number)
+
+    def _written(self, stale: Ints, lengths: Ints, counts: Ints, key: Unsigned, value: Unsigned) -> Strings:
+        """The items as they are written, those that are stale with other heads before the same bodies."""
+        body_bytes = self.body_bytes[stale].astype(np.int64)
+        data, head_bounds = heads(self.id[stale], self.text[stale] == 0, counts, key, value, body_bytes)
+        head = data.tobytes()
+        begin: list[int] = head_bounds.tolist()
+        bounds = self.written.bounds
+        last: list[int] = bounds[stale].tolist()
+        end: list[int] = bounds[stale + 1].tolist()
+        body: list[int] = (bounds[stale + 1] - body_bytes).tolist()
+        old = self.written.data
+        parts: list[bytes] = []
+        at = 0
+        for number, until in enumerate(last):
+            if at < until:
+                parts.append(old[at:until])
+            at = end[number]
+            parts += (head[begin[number] : begin[number + 1]], old[body[number] : at])
+        parts.append(old[at:])
+        lengths = lengths.copy()
+        lengths[stale] = head_bounds[1:] - head_bounds[:-1] + body_bytes
+        return Strings(b"".join(parts), offsets(lengths))
+
+    def _extent(self) -> tuple[int, int, int, int] | None:
+        if not len(self.box):
+            return None
+        west, north = self.box[:, :2].min(axis=0).tolist()
+        east, south = self.box[:, 2:].max(axis=0).tolist()
+        return west, north, east, south
+
+
+def encode_features(
+    features: TileFeatures, digest: npt.NDArray[np.uint8], layers: LayerSet, draw: Draw = draw
+) -> list[EncodedFeatures]:
+    """Encode features for the tiles that show them.
+
+    Args:
+        features: Columns of features and the pairs that say which tile shows which, each pair once. Two features of one
+            tile differ in source or id.
+        digest: (rows, 16) digest of each row: of layer, source, id and content.
+        layers: The layers, in drawing order, and the grid.
+        draw: As for `encode_tiles`.
+
+    Returns:
+        Encoded features for each of `features.tiles`, in their order.
+    """
+    rows = Rows(features, layers, draw)
+    high, low = halves(digest)
+    return [each for piece in rows.pieces(CHUNK_COORDINATES) for each in _encoded(rows, high, low, *piece)]
+
+
+def _encoded(
+    rows: Rows, high: Unsigned, low: Unsigned, tiles: Sequence[Tile], pair_tile: Ints, pair_row: Ints
+) -> Iterable[EncodedFeatures]:
+    """Encoded features of some of the tiles."""
+    drawn = rows.drawn(tiles, pair_tile, pair_row)
+    body, body_bounds = bodies(drawn.shapes)
+    lowest, highest = drawn.shapes.bounds()
+    box = np.hstack([lowest, highest]).astype(np.int32)
+    every = Strings(body.tobytes(), body_bounds)
+    columns = rows.features
+    pairs: list[int] = pair_tile.searchsorted(np.arange(len(tiles) + 1)).tolist()
+    left_out: list[list[tuple[int, LeftOut]]] = [[] for _ in tiles]
+    for number, of, reason in drawn.left_out:
+        left_out[number].append((of, rows.left_out(of, reason)))
+    items: list[int] = drawn.tile.searchsorted(np.arange(len(tiles) + 1)).tolist()
+    for number in range(len(tiles)):
+        # Features by digest, and the number of each row among them.
+        shown = pair_row[pairs[number] : pairs[number + 1]]
+        shown = shown[high[shown].argsort(kind="stable")]
+        feature_of = dict(zip(shown.tolist(), range(len(shown)), strict=True))
+        item = slice(items[number], items[number + 1])
+        row = drawn.row[item]
+        of_items: list[int] = row.tolist()
+        sources, source = _coded([_bytes(columns.source[each]) for each in of_items])
+        texts: list[bytes] = []
+        text = np.zeros(len(row), np.int32)
+        other = where(~rows.has_id[row])
+        if len(other):
+            without_id: list[int] = row[other].tolist()
+            texts, place = _coded([_bytes(columns.feature_id[each]) for each in without_id])
+            text[other] = place + 1
+        counts = rows.tags.bounds[row + 1] - rows.tags.bounds[row]
+        tag = spread(rows.tags.bounds[row], counts)
+        names, key = np.unique(rows.tags.key[tag], return_inverse=True)
+        values, value = np.unique(rows.tags.value[tag], return_inverse=True)
+        fields, field_bytes = rows.tags.values.take(values)
+        unwritten = np.full(len(tag), -1, np.int32)
+        yield EncodedFeatures(
+            high=high[shown],
+            low=low[shown],
+            left_out=tuple((feature_of[of], left) for of, left in left_out[number]),
+            feature=np.array([feature_of[each] for each in of_items], np.int32),
+            layer=rows.layer[row].astype(np.int32),
+            source=source,
+            text=text,
+            id=rows.ids[row],
+            kind=drawn.shapes.kind[item].astype(np.int32),
+            box=box[item],
+            body_bytes=(body_bounds[1:] - body_bounds[:-1])[item].astype(np.int32),
+            written=every.take(np.arange(item.start, item.stop)),
+            tag_counts=counts.astype(np.int32),
+            key=key.astype(np.int32),
+            value=value.astype(np.int32),
+            key_number=unwritten,
+            value_number=unwritten,
+            sources=sources,
+            texts=texts,
+            names=[rows.tags.names[place] for place in names.tolist()],
+            values=[_small(rows.tags.plain[place]) for place in values.tolist()],
+            fields=Strings(fields.tobytes(), offsets(field_bytes)),
+        )
+
+
+def halves(digests: npt.NDArray[np.uint8]) -> tuple[Unsigned, Unsigned]:
+    """First and second eight bytes of digests of shape (n, 16), as numbers that sort as the bytes do."""
+    both = np.ascontiguousarray(digests, np.uint8).reshape(-1, 16).view(">u8").astype(np.uint64)
+    return both[:, 0], both[:, 1]
+
+
+def _coded(items: list[bytes]) -> tuple[list[bytes], Numbers]:
+    """The distinct ones, sorted, and the place of each among them."""
+    distinct = sorted(set(items))
+    place = dict(zip(distinct, range(len(distinct)), strict=True))
+    return distinct, np.array([place[each] for each in items], np.int32)
+
+
+def _bytes(text: str) -> bytes:
+    """A text as bytes that sort as the text does."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _small(value: Any) -> Any:
+    return _bytes(value) if isinstance(value, str) else value
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _union(
+    table: list[Any],
+    code: npt.NDArray[Any],
+    more: list[Any],
+    more_code: npt.NDArray[Any],
+    place: Callable[[Any], Any] = _itself,
+) -> tuple[list[Any], Numbers, Ints | None]:
+    """One sorted table of two, without what nobody uses.
+
+    Args:
+        table: Sorted, each once.
+        code: Places in it that are used.
+        more: Sorted, each once, all of them used.
+        more_code: Places in that.
+        place: What they are sorted by.
+
+    Returns:
+        The table; all codes as places in it; where each entry comes from, in `table` or behind its end in `more`, None
+        when `table` stays as it is.
+    """
+    count = len(table)
+    at = np.array([bisect_left(table, place(each), key=place) for each in more], np.int64)
+    known = np.array(
+        [index < count and place(table[index]) == place(each) for index, each in zip(at.tolist(), more, strict=True)],
+        np.bool_,
+    )
+    used = np.zeros(count, np.bool_)
+    used[code] = True
+    used[at[known]] = True
+    if used.all() and known.all():
+        return table, np.concatenate([code, at[more_code]]).astype(np.int32), None
+    new = where(~known)
+    origin = np.insert(np.arange(count), at[new], count + new)
+    origin = origin[np.concatenate([used, np.ones(len(more), np.bool_)])[origin]]
+    to = np.zeros(count + len(more), np.int64)
+    to[origin] = np.arange(len(origin))
+    to[count + where(known)] = to[at[known]]
+    both = table + more
+    merged = [both[index] for index in origin.tolist()]
+    return merged, to[np.concatenate([code, count + more_code])].astype(np.int32), origin
