@@ -92,6 +92,9 @@ class Settings(BaseSettings):
     # Longer than a broker's restart takes, which needs no shedding.
     shed_after_s: float = Field(default=30.0, ge=1, description="How long reading must pause before anything is shed.")
 
+    # What was encoded of a tile takes some 300 bytes a feature: this holds a thousand tiles of a thousand features.
+    encoded_cache_mb: int = Field(default=256, ge=0, description="Encoded features that a fast lane worker keeps, MB.")
+
     # Retention: the guard and the tombstones outlive the log twice, so that no replay finds them gone.
     retention_s: int = Field(default=7 * 24 * 3600, ge=60)
     log_partitions: int = Field(default=4, ge=1, le=256)

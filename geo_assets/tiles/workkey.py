@@ -5,7 +5,6 @@ Nothing here knows the clock, an order of rows or a machine: same features and s
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 
@@ -18,8 +17,11 @@ from geo_assets.tiles.tile import Tile
 DIGEST_BYTES = 16
 """Bytes of a feature's digest: at 128 bits, a billion features collide with a chance of 1 in 10^21."""
 
-_GZIP_LEVEL = 6
-"""zlib's own default; 9 saves under 1 % on tiles for twice the time."""
+_GZIP_LEVEL = 3
+"""ISA-L's highest: 0.2 ms for a tile of 60 kB, where zlib's default takes 1.9 ms and saves 4 % more."""
+
+_GZIP_WBITS = 31
+"""zlib's word for a gzip header, with the largest window."""
 
 
 def content_hash(layer: str, geometry: bytes | None, properties: str) -> str:
@@ -128,8 +130,13 @@ def tile_hash(data: bytes) -> str:
 
 
 def compress(data: bytes) -> bytes:
-    """A tile as it is stored and served: gzip without a time in its header."""
-    return gzip.compress(data, compresslevel=_GZIP_LEVEL, mtime=0)
+    """A tile as it is stored and served: gzip without a time in its header.
+
+    Two machines may compress alike bytes differently; what is hashed and compared is what was compressed.
+    """
+    from isal import isal_zlib  # Here, as slim images hash without it.
+
+    return isal_zlib.compress(data, level=_GZIP_LEVEL, wbits=_GZIP_WBITS)  # pyright: ignore[reportUnknownMemberType]
 
 
 def _order(

@@ -29,8 +29,9 @@ own, and others are built beside it."""
 FORGOTTEN_MS = 60_000
 """After so long a silent worker's beat is struck out."""
 
-GRACE_MS = 10_000
-"""How young a live mark is left to a healthy lane: two ticks of the sensor."""
+GRACE_MS = 30_000
+"""How young a live mark is left to a healthy lane. Runs beside one that has much to do would take its processors, and
+cost seconds before the first tile; one tile that it never comes to waits no longer than this."""
 
 TRIES = 5
 """Writes of a beat against those of other workers; another one follows in a second."""

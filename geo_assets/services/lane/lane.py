@@ -20,7 +20,7 @@ import structlog
 from geo_assets.events import topics
 from geo_assets.flow.budget import Ticket, VertexBudget
 from geo_assets.flow.retries import Backoff, Retries
-from geo_assets.services import build_worker, engines
+from geo_assets.services import build_worker, encoding, engines
 from geo_assets.services.build import Prepared, TileBuilder, TileResult, chunks_of
 from geo_assets.services.build_worker import BuildTask, Built
 from geo_assets.services.dead_letters import now_ms
@@ -31,6 +31,7 @@ from geo_assets.services.lane.reading import HintReader
 from geo_assets.services.outages import OUTAGES
 from geo_assets.services.pool import TaskFailed, WorkerPool
 from geo_assets.services.recipe import current_recipe
+from geo_assets.tiles.encode.cache import EncodedCache
 from geo_assets.tiles.tile import Tile, TileError
 from resources.ledger.protocol import TileState
 
@@ -44,6 +45,10 @@ TURN_TILES = 64
 
 CHUNK_VERTICES = 30_000
 """Vertices built between two polls."""
+
+LARGEST_KEPT, MOST_KEPT = 1_000, 150_000
+"""Vertices of the largest feature, and of all, of a tile that is built in the lane's own process when nothing is kept
+of it: a fifth of a second, once."""
 
 LEASE_S = 5.0
 """How long a tile is the lane's: a killed worker's tiles are free for the sensor within one of its ticks."""
@@ -103,8 +108,16 @@ class Lane:
         self._coalesce_s = settings.live_coalesce_ms / 1000 if coalesce_s is None else coalesce_s
         self._clock, self._step = clock, step or build_worker.no_step
         self._reader = HintReader(stack, topics.TILE_HINTS)
+        self._cache = EncodedCache(settings.encoded_cache_mb * 1_000_000) if settings.engine == "numpy" else None
         self._builder = TileBuilder(
-            stack, worker, step=step, inline=True, details_of=self._details, stages=metrics.STAGES, lease_s=LEASE_S
+            stack,
+            worker,
+            step=step,
+            inline=True,
+            details_of=self._details,
+            stages=metrics.STAGES,
+            lease_s=LEASE_S,
+            cache=self._cache,
         )
         self._pool = WorkerPool(
             settings.live_build_workers, settings.build_timeout_s, build_worker.start, (settings, stack.scoped)
@@ -262,13 +275,27 @@ class Lane:
             self._jobs[task.key] = self._budget.ask(
                 task.key,
                 Job(task, prepared.states[task.key]),
-                task.vertices,
+                self._cost(task),
                 self._clock(),
             )
         for key in prepared.states:
             # What comes from here on is another edit's, which another build answers.
             self._stamps.pop(key, None)
         self._pump()
+
+    def _cost(self, task: BuildTask) -> int:
+        """Vertices that a build costs: of what changed since the last one; an empty tile costs what a feature does.
+
+        A tile of many small features is built here although it is large, that once: the next time most of it is kept.
+        """
+        if self._cache is None or task.shown is None:
+            return max(1, task.vertices)
+        anew = None if task.fresh else encoding.to_encode(self.stack, task.key, task.shown, self._cache)
+        if anew is None:
+            largest = int(task.shown.vertices_each.max(initial=0))
+            many = largest <= LARGEST_KEPT and task.vertices <= MOST_KEPT
+            anew = min(task.vertices, self._budget.small) if many else task.vertices
+        return max(1, anew)
 
     def _pump(self) -> None:
         """Start what the budget grants: large work in worker processes, small work here, until none of it is left."""
@@ -295,7 +322,7 @@ class Lane:
     def _build_here(self, tickets: Sequence[Ticket[Job]]) -> None:
         tasks = [ticket.work.task for ticket in tickets]
         try:
-            results = build_worker.build_in(self.stack, tasks, self._step, passing=OUTAGES)
+            results = build_worker.build_in(self.stack, tasks, self._step, passing=OUTAGES, cache=self._cache)
             self._finish(tickets, results)
         finally:
             for ticket in tickets:
