@@ -13,7 +13,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import psycopg
@@ -216,6 +216,23 @@ def explained(unavailable: type[Exception], setting: str, url: str) -> Iterator[
 
 def _no_url(setting: str) -> str:
     return f"{setting} is no postgresql:// URL: expected is postgresql://user:password@host:5432/database"
+
+
+@contextmanager
+def repeatable(connection: psycopg.Connection[Any]) -> Iterator[None]:
+    """A transaction whose commit does not wait for the server's disk, on a connection in autocommit.
+
+    For what is done again when a crash of the server takes it back: everybody sees it at once, and the next commit that
+    does wait makes all before it durable.
+    """
+    connection.execute("BEGIN; SET LOCAL synchronous_commit TO off")
+    try:
+        yield
+    except BaseException:
+        with suppress(psycopg.Error):
+            connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
 
 
 def with_retries(work: Callable[[], T]) -> T:

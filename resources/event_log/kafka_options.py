@@ -36,7 +36,7 @@ class KafkaOptions:
             less than 6 s unless told otherwise.
         max_poll_interval_s: How long a member may work on what it polled before it counts as stuck.
         metadata_refresh_s: After how long a partition that somebody else added is noticed.
-        linger_ms: How long records gather before they are sent: single appends of many threads share a request.
+        linger_ms: How long a publisher's records gather before they are sent.
     """
 
     servers: str

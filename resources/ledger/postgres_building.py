@@ -71,7 +71,7 @@ class Building(LedgerTables):
         def work(db: Connection) -> list[Row]:
             return self._lease(db, lock(db, keys, new=True), owner, ttl_s)
 
-        return {row[0]: state(row) for row in self.write(work)}
+        return {row[0]: state(row) for row in self.write(work, again=True)}
 
     def _lease(self, db: Connection, keys: Sequence[str], owner: str, ttl_s: float) -> list[Row]:
         """Lease what is free of rows that are locked."""
@@ -86,7 +86,7 @@ class Building(LedgerTables):
 
     def renew(self, owner: str, ttl_s: float) -> int:
         """Extend every lease of this owner; how many."""
-        return self.write(lambda db: self._renew(db, [owner], ttl_s))
+        return self.write(lambda db: self._renew(db, [owner], ttl_s), again=True)
 
     def _renew(self, db: Connection, owners: Sequence[str], ttl_s: float) -> int:
         self._lock_leased(db, owners)
@@ -95,7 +95,7 @@ class Building(LedgerTables):
 
     def free(self, owner: str, keys: Sequence[str] | None = None) -> None:
         """Give up this owner's leases, of these tiles or of all."""
-        self.write(lambda db: self._free(db, owner, keys))
+        self.write(lambda db: self._free(db, owner, keys), again=True)
 
     def _free(self, db: Connection, owner: str, keys: Sequence[str] | None = None) -> None:
         if keys is None:
@@ -131,7 +131,7 @@ class Building(LedgerTables):
             _lock_as_read(db, asked)
             return {row[0] for row in fetched(db, _SETTLE, columns)}
 
-        return self.write(work)
+        return self.write(work, again=True)
 
     def commit(self, commits: Sequence[Commit]) -> dict[str, list[Owed]]:
         """Each conditional on the revision as read, with one outbox row a duty; only keys that held are in the answer.
@@ -224,7 +224,8 @@ class Building(LedgerTables):
                     """DELETE FROM owed WHERE id IN (
                            SELECT id FROM owed WHERE id = ANY(%s::bigint[]) ORDER BY id FOR UPDATE)""",
                     (wanted,),
-                )
+                ),
+                again=True,
             )
 
 

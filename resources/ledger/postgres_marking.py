@@ -60,7 +60,7 @@ class Marking(LedgerTables):
                 )
             return len(new)
 
-        return self.write(work)
+        return self.write(work, again=True)
 
     def reset_position(self, topic_id: str, partition: int, next_offset: int) -> None:
         """Set a position outright."""

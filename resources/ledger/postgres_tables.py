@@ -12,7 +12,7 @@ import psycopg
 from resources.ledger.postgres_schema import COMPONENT, MIGRATIONS
 from resources.ledger.protocol import LedgerUnavailable, TileState
 from resources.migrations import SchemaError, check
-from resources.postgres import explained, open_pool, where, with_retries
+from resources.postgres import explained, open_pool, repeatable, where, with_retries
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -73,11 +73,18 @@ class LedgerTables:
         with self._explained(), self._pool.connection() as connection:
             return fetched(connection, query, parameters)
 
-    def write(self, work: Callable[[Connection], T]) -> T:
-        """Do `work` in one transaction; again from its start when it was the victim of a deadlock."""
+    def write(self, work: Callable[[Connection], T], *, again: bool = False) -> T:
+        """Do `work` in one transaction; again from its start when it was the victim of a deadlock.
+
+        Args:
+            work: What is to be done.
+            again: It is done again when a crash of the server takes it back, so nobody waits for the server's disk:
+                hints are read again from the position in the same transaction, a lease is nobody's any more, a settle
+                finds the same, a duty is paid twice.
+        """
 
         def once() -> T:
-            with self._pool.connection() as connection, connection.transaction():
+            with self._pool.connection() as connection, (repeatable if again else _transaction)(connection):
                 return work(connection)
 
         with self._explained():
@@ -89,6 +96,10 @@ class LedgerTables:
 
     def _explained(self) -> AbstractContextManager[None]:
         return explained(LedgerUnavailable, SETTING, self._url)
+
+
+def _transaction(connection: Connection) -> AbstractContextManager[object]:
+    return connection.transaction()
 
 
 def fetched(connection: Connection, query: str, parameters: Sequence[object] | dict[str, object] = ()) -> list[Row]:
