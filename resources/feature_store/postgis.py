@@ -139,8 +139,13 @@ class PostgisStore:
 
         def at_once() -> list[Applied]:
             # Two trips to the server for the whole of it, where one for each statement takes longer than their work.
-            with self._pool.connection() as db, writing.races_told(), db.pipeline(), db.transaction():
-                return work(db)
+            with self._pool.connection() as db, writing.races_told(), db.pipeline():
+                # By hand: psycopg's own transaction makes two trips more. Where this ends with an error, the pool
+                # rolls back.
+                db.execute("BEGIN")
+                applied = work(db)
+                db.execute("COMMIT")
+            return applied
 
         with _explained(self._url):
             return with_retries(at_once)
