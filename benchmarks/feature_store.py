@@ -52,7 +52,7 @@ def main() -> None:
     """Measure and print."""
     given = parser(__doc__ or "").parse_args()
     report = Report("feature_store", given.quick)
-    edits = _edits(10_000 if given.quick else 100_000)
+    edits = city_edits(10_000 if given.quick else 100_000)
     with tempfile.TemporaryDirectory() as folder:
         store = GeoPackageStore(Path(folder) / "features.gpkg")
         _measure("GeoPackage", store, edits, report)
@@ -60,14 +60,15 @@ def main() -> None:
     if NEEDS["postgres"] not in found():
         report.note("PostGIS not measured: no postgres here (scripts/services start postgres)")
     else:
-        with _postgis() as store:
+        with own_postgis() as store:
             _measure("PostGIS", store, edits, report)
             _engines(store, report)
     report.finish(given.json)
 
 
 @contextmanager
-def _postgis() -> Iterator[PostgisStore]:
+def own_postgis() -> Iterator[PostgisStore]:
+    """A store in a room of its own; `found()` says whether Postgres runs."""
     with postgres_room() as room:
         migrate(room.url, room.schema, COMPONENT, MIGRATIONS)
         store = PostgisStore(room.url, room.schema)
@@ -75,7 +76,8 @@ def _postgis() -> Iterator[PostgisStore]:
         store.close()
 
 
-def _edits(buildings: int) -> list[Edit]:
+def city_edits(buildings: int) -> list[Edit]:
+    """The synthetic city as edits that make its features."""
     features = list(city(buildings))
     geometries = shapely.from_geojson([json.dumps(feature["geometry"]) for feature in features])
     wkb = shapely.to_wkb(geometries, output_dimension=2, byte_order=1).tolist()
@@ -90,11 +92,12 @@ def _edits(buildings: int) -> list[Edit]:
             bbox=tuple(box), properties=json.dumps(feature["properties"], sort_keys=True), content_hash=digest.hex(),
             digest=digest, min_zoom=limits[0], max_zoom=limits[1], vertex_count=count, event_time_ms=1_000,
         )  # fmt: skip
-        edits.append(_edit(made))
+        edits.append(edit_of(made))
     return edits
 
 
-def _edit(made: Feature) -> Edit:
+def edit_of(made: Feature) -> Edit:
+    """The edit that writes a feature."""
     key = hashlib.sha256(f"{made.feature_id} {made.version}".encode()).hexdigest()
     return Edit(key, "bench", "upsert", made.source, made.feature_id, made.version, 1_000, made.content_hash, made)
 
@@ -102,11 +105,11 @@ def _edit(made: Feature) -> Edit:
 def _newer(edit: Edit) -> Edit:
     """The same content under the next version."""
     assert edit.feature is not None
-    return _edit(replace(edit.feature, version=edit.version + 1))
+    return edit_of(replace(edit.feature, version=edit.version + 1))
 
 
 def _measure(name: str, store: FeatureStore, edits: Sequence[Edit], report: Report) -> None:
-    report.row(f"{name}: {len(edits):,} new features", len(edits) / _apply(store, edits, BATCH), "features/s")
+    report.row(f"{name}: {len(edits):,} new features", len(edits) / apply_all(store, edits, BATCH), "features/s")
     boxes = boxes_of(_keys(DIGEST_TILES), LAYERS)
     first, again = _seconds(lambda: store.digests(boxes)), [_seconds(lambda: store.digests(boxes)) for _ in range(4)]
     shown = store.digests(boxes).pair_tile
@@ -121,12 +124,12 @@ def _measure(name: str, store: FeatureStore, edits: Sequence[Edit], report: Repo
     alone = float(np.median([_seconds(lambda box=box: store.features([box])) for box in few]))
     report.row(f"{name}: features of a tile of zoom {few[0].zoom} alone, median", alone * 1e3, "ms")
     newer = [_newer(edit) for edit in edits]
-    report.row(f"{name}: the same content, newer versions", len(edits) / _apply(store, newer, BATCH), "features/s")
+    report.row(f"{name}: the same content, newer versions", len(edits) / apply_all(store, newer, BATCH), "features/s")
     single = [_newer(edit) for edit in newer[:ALONE]]
-    report.row(f"{name}: one edit a transaction", _apply(store, single, 1) / len(single) * 1e3, "ms")
+    report.row(f"{name}: one edit a transaction", apply_all(store, single, 1) / len(single) * 1e3, "ms")
 
 
-def _apply(store: FeatureStore, edits: Sequence[Edit], batch: int) -> float:
+def apply_all(store: FeatureStore, edits: Sequence[Edit], batch: int) -> float:
     """Apply all edits; how long it took, in seconds."""
     started = time.perf_counter()
     for start in range(0, len(edits), batch):
