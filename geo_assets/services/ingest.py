@@ -135,7 +135,7 @@ class Ingest:
         self._callbacks = Callbacks(stack)
         self._hot = HotTiles(settings.hot_tile_rate)
         self._stored_us = 0
-        """When the first transaction of the batch at work was durable; 0 before it is."""
+        """When the first transaction was durable whose hints are not sent; 0 where there is none."""
 
     def close(self) -> None:
         """Leave the group and end the workers."""
@@ -229,20 +229,27 @@ class Ingest:
         # Workers end in any order: edits are applied in the order of the log.
         edits.sort(key=lambda pair: (pair[0], pair[1].index))
         self._store(edits, outcomes)
+        # At once: a map waits for them, and for nothing that comes below.
+        self._send_hints()
         for index, task in large:
             for results in self._large(index, task, outcomes):
                 self._store([(index, result) for result in results], outcomes)
+            self._send_hints()
         self._pass_on(outcomes)
         self._step("dead letters")
         write_dead_letters(self.stack, [letter for outcome in outcomes for letter in outcome.letters])
         self._step("send fences")
         send_fences(self.stack)
-        self._step("send hints")
-        HINTS.inc(outbox.send_hints(self.stack, stored_us=self._stored_us, stages=STAGES, hot=self._hot))
-        HOT.set(len(self._hot))
         outbox.plan_wide(self.stack)
         self._report(outcomes)
         return outcomes
+
+    def _send_hints(self) -> None:
+        """Tell the builders what was stored so far, in this batch or before it."""
+        self._step("send hints")
+        HINTS.inc(outbox.send_hints(self.stack, stored_us=self._stored_us, stages=STAGES, hot=self._hot))
+        HOT.set(len(self._hot))
+        self._stored_us = 0
 
     # -- reading -----------------------------------------------------------------------------------------------------
     def _open(self, outcome: Outcome) -> BodyTask | None:
