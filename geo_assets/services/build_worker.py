@@ -6,8 +6,10 @@ object that nobody names, which garbage collection takes.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -185,17 +187,42 @@ def _build_together(stack: Stack, tasks: Sequence[BuildTask], step: Step, cache:
         fresh = {number for number, task in enumerate(tasks) if task.fresh}
         made = encoding.again(stack, boxes, tiles, cache, shown=shown, fresh=fresh)
     share_ms = (time.perf_counter() - started) * 1000 / len(tasks)
-    return [_finish(stack, task, tile, one, share_ms, step) for task, tile, one in zip(tasks, tiles, made, strict=True)]
+    done = [_judge(stack, task, tile, one, share_ms) for task, tile, one in zip(tasks, tiles, made, strict=True)]
+    puts = [(task, built, one) for task, built, one in zip(tasks, done, made, strict=True) if built.changed]
+    puts = [put for put in puts if put[1].content_hash is not None]
+    for task, _, _ in puts:
+        step("put", task.key)
+    if len(puts) == 1:
+        _put(stack, *puts[0])
+    elif puts:
+        # Each waits for a disk or a network: together they take as long as the slowest.
+        for future in [_putting().submit(_put, stack, *put) for put in puts]:
+            future.result()
+    return done
 
 
-def _finish(
-    stack: Stack,
-    task: BuildTask,
-    tile: Tile,
-    made: Made,
-    share_ms: float,
-    step: Step,
-) -> Built:
+PUTS_AT_ONCE = 8
+"""Objects of one process that are put at the same time."""
+
+
+@functools.cache
+def _putting() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(PUTS_AT_ONCE, thread_name_prefix="put")
+
+
+def _put(stack: Stack, task: BuildTask, built: Built, made: Made) -> None:
+    assert built.content_hash is not None
+    name = object_name(task.key, task.revision + 1, built.content_hash)
+    # What made the object is written on it, for who finds it in the bucket without the ledger.
+    about = {
+        "work-key": built.work_key,
+        "content-hash": built.content_hash,
+        "image-digest": stack.settings.image_digest,
+    }
+    stack.tiles.put(tile_object(name), workkey.compress(made.encoded.data), metadata=about)
+
+
+def _judge(stack: Stack, task: BuildTask, tile: Tile, made: Made, share_ms: float) -> Built:
     started = time.perf_counter()
     encoded = made.encoded
     faults = rules_before_publishing(tile, encoded, stack.layers)
@@ -209,12 +236,6 @@ def _finish(
         # so that clients who were told 503 hear of it.
         changed = not stack.tiles.exists(tile_object(object_name(task.key, task.revision, content_hash)))
     work_key = workkey.work_key(tile, made.source_digest, current_recipe(stack.layers, engines.version(stack)))
-    if changed and content_hash is not None:
-        step("put", task.key)
-        name = object_name(task.key, task.revision + 1, content_hash)
-        # What made the object is written on it, for who finds it in the bucket without the ledger.
-        about = {"work-key": work_key, "content-hash": content_hash, "image-digest": stack.settings.image_digest}
-        stack.tiles.put(tile_object(name), workkey.compress(encoded.data), metadata=about)
     return Built(
         key=task.key,
         work_key=work_key,

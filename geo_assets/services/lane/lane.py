@@ -10,7 +10,7 @@ import heapq
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from geo_assets.events import topics
 from geo_assets.flow.budget import Ticket, VertexBudget
 from geo_assets.flow.retries import Backoff, Retries
 from geo_assets.services import build_worker, encoding, engines
-from geo_assets.services.build import Prepared, TileBuilder, TileResult, chunks_of
+from geo_assets.services.build import Prepared, TileBuilder, TileResult
 from geo_assets.services.build_worker import BuildTask, Built
 from geo_assets.services.dead_letters import now_ms
 from geo_assets.services.edit_stages import NONE, Stamps, details_with, earliest, now_us, stamps_of
@@ -306,13 +306,13 @@ class Lane:
                 for ticket in granted:
                     if not ticket.small:
                         ticket.work.future = self._pool.start(build_worker.build_unless_away, ticket.work.task)
-                for chunk in chunks_of([ticket.work.task for ticket in small], CHUNK_VERTICES):
+                for chunk in _chunks(small):
                     if not polled:
                         # Long work is cut up, so that the consumer is polled and worker processes are served.
                         self._listen(0.0)
                         self._beat()
                     polled = False
-                    self._build_here([self._jobs[task.key] for task in chunk])
+                    self._build_here(chunk)
             finally:
                 # After an outage in the middle; the marks of these tiles stand.
                 for ticket in granted:
@@ -425,6 +425,20 @@ class Lane:
         metrics.BUDGET_OLDEST.set(gauges.oldest_wait_s)
         self._gaps = [(at, gap) for at, gap in self._gaps if now - at < 60]
         metrics.POLL_GAP.set(max((gap for _, gap in self._gaps), default=0.0))
+
+
+def _chunks(tickets: Sequence[Ticket[Job]]) -> Iterator[list[Ticket[Job]]]:
+    """Cut by what they cost: one transaction and one announcement each."""
+    chunk: list[Ticket[Job]] = []
+    cost = 0
+    for ticket in tickets:
+        if chunk and cost + ticket.cost > CHUNK_VERTICES:
+            yield chunk
+            chunk, cost = [], 0
+        chunk.append(ticket)
+        cost += ticket.cost
+    if chunk:
+        yield chunk
 
 
 def tile_key(key: str | None) -> str | None:
