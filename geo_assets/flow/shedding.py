@@ -10,8 +10,7 @@ Pure: which records are shed is decided by what is handed over, and by no clock.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Mapping
 
 from geo_assets.events import topics
 
@@ -22,6 +21,8 @@ KEEP_FROM = 2
 """Region priority from which nothing is ever shed."""
 
 DEFAULT_PRIORITY = 0
+UNREADABLE = 10**9
+"""Priority of a record that tells one that is no number: whoever wrote it meant something, and a slip costs no record."""
 
 NEVER: Mapping[str, str] = {
     topics.RAW: "an edit that is passed over is lost",
@@ -59,29 +60,18 @@ def declared(text: str) -> frozenset[str]:
 
 
 def priority_in(headers: Mapping[str, str]) -> int:
-    """The priority that a record's header `region-priority` tells: 0 where it is missing.
-
-    One that is no number is kept: whoever wrote it meant something, and a slip costs no record.
-    """
+    """The priority that a record's header `region-priority` tells: 0 where it is missing."""
     text = headers.get(topics.HEADER_REGION_PRIORITY)
     if text is None:
         return DEFAULT_PRIORITY
     digits = text.removeprefix("-")
     if not digits.isascii() or not digits.isdigit() or len(digits) > 9:
-        return KEEP_FROM
+        return UNREADABLE
     return int(text)
 
 
-class Candidate(NamedTuple):
-    """A record that waits, as far as shedding looks at it."""
-
-    key: str | None
-    """By which a newer one supersedes it; None for a record that nothing supersedes."""
-    priority: int = DEFAULT_PRIORITY
-
-
 class Shedding:
-    """What a consumer may pass over, and how much it did. For one thread.
+    """What may be shed when, and how much was. For one thread.
 
     Args:
         topics: Those declared self-superseding (`declared`).
@@ -93,50 +83,43 @@ class Shedding:
         for name in topics:
             if name in NEVER:
                 raise NotSheddable(f"{name} is never shed: {NEVER[name]}")
+        if after_s <= 0:
+            raise ValueError(f"after_s: {after_s} is not above 0")
         self._topics, self._after_s, self._keep_from = frozenset(topics), after_s, keep_from
         self.shed: dict[str, int] = dict.fromkeys(sorted(self._topics), 0)
         """Topic -> records shed."""
 
-    def allowed(self, topic: str, stopped_since_s: float | None, now_s: float) -> bool:
-        """Whether records of a topic may be shed now.
+    def below(self, topic: str, stopped_since_s: float | None, now_s: float) -> int | None:
+        """The region priority below which records of a topic may be shed now; None: none of them.
+
+        The lowest first: once nothing was asked for during `after_s`, priorities up to 0, and one more for each time
+        as long again, up to `keep_from`.
 
         Args:
             topic: The topic.
             stopped_since_s: Since when nothing is asked for (`pausing.Flow.stopped_since_s`); None: it is.
             now_s: The time, seconds.
         """
-        return topic in self._topics and stopped_since_s is not None and now_s - stopped_since_s >= self._after_s
+        if topic not in self._topics or stopped_since_s is None:
+            return None
+        steps = int((now_s - stopped_since_s) // self._after_s)
+        return min(steps, self._keep_from) if steps >= 1 else None
 
-    def choose(
-        self,
-        topic: str,
-        waiting: Sequence[Candidate],
-        excess: int,
-        stopped_since_s: float | None,
-        now_s: float,
-    ) -> list[int]:
-        """Choose what is shed, and count it.
-
-        The lowest priority goes first; of one priority those that a newer one here supersedes, and then the oldest.
+    def sheds(self, topic: str, headers: Mapping[str, str], stopped_since_s: float | None, now_s: float) -> bool:
+        """Whether a record is shed; it is counted then.
 
         Args:
-            topic: Their topic.
-            waiting: Records, oldest first.
-            excess: How many are too many; no more are chosen.
-            stopped_since_s: Since when nothing is asked for; None: it is, and nothing is shed.
+            topic: The topic.
+            headers: The record's.
+            stopped_since_s: Since when nothing is asked for; None: it is.
             now_s: The time, seconds.
-
-        Returns:
-            Their places in `waiting`, ascending.
         """
-        if excess <= 0 or not self.allowed(topic, stopped_since_s, now_s):
-            return []
-        newest = {one.key: place for place, one in enumerate(waiting) if one.key is not None}
-        ranked = [
-            (one.priority, newest[one.key] == place, place)
-            for place, one in enumerate(waiting)
-            if one.key is not None and one.priority < self._keep_from
-        ]
-        chosen = sorted(place for *_, place in sorted(ranked)[:excess])
-        self.shed[topic] += len(chosen)
-        return chosen
+        below = self.below(topic, stopped_since_s, now_s)
+        if below is None or priority_in(headers) >= below:
+            return False
+        self.count(topic)
+        return True
+
+    def count(self, topic: str, records: int = 1) -> None:
+        """So many records of a declared topic were shed."""
+        self.shed[topic] += records

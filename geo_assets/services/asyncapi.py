@@ -96,7 +96,10 @@ _HEADERS: dict[str, dict[str, Any]] = {
         "pattern": "^[0-9]+$",
         "description": "Vertices of the edited feature: what a build of the tile may cost.",
     },
-    topics.HEADER_REGION_PRIORITY: {"pattern": "^-?[0-9]+$", "description": "Priority of the region; 0 by default."},
+    topics.HEADER_REGION_PRIORITY: {
+        "pattern": "^-?[0-9]+$",
+        "description": "Priority of the region; 0 by default. Below 2 a position may be shed, where that is declared.",
+    },
     topics.HEADER_REPLAY: {"description": "Id of the dead letter that this record replays."},
     topics.HEADER_REASON: {"enum": list(REASONS), "description": "Why the record is dead, as in its value."},
 }
@@ -298,7 +301,7 @@ _TOPICS = (
         topics.POSITIONS,
         "Where devices are",
         "One position a record. Key it by `device_id`: order holds within a key. A position is personal data: give "
-        "read access to whom it concerns. Nothing in this version reads the topic but your own consumers.",
+        "read access to whom it concerns. The routing run reads it, and so does the map page where it shows devices.",
         {
             "type": ["string", "null"],
             "maxLength": 128,
@@ -311,7 +314,7 @@ _TOPICS = (
                 "A device was here",
                 "The time says unit and zone, in exactly one of `time`, `time_ms` and `time_s`.",
                 "Position",
-                _EVENT_HEADERS,
+                (*_EVENT_HEADERS, topics.HEADER_REGION_PRIORITY),
             ),
         ),
         (_Operation("sendPositions", "send", "The edge, what it accepted over HTTP; ingest, what stood in `raw`."),),

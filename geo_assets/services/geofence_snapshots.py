@@ -18,7 +18,7 @@ from geo_assets.services.trigger_tail import Replaced
 from resources.tile_store.protocol import TileStoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from resources.ledger.protocol import Ledger
     from resources.tile_store.protocol import TileStore
@@ -57,6 +57,8 @@ class Stored:
         due_ms: When something comes next of devices that say nothing, by the clock; None for nothing.
         passed_over: Partition -> offsets from its offsets on that could not be judged: whoever reads them again passes
             over them, whether the fault comes again or not.
+        shed: Spans of which records of low priority are passed over, whoever reads them (position_shedding.py):
+            partition, first offset, offset behind the last, and the region priority below which they are.
     """
 
     epoch: int = 0
@@ -70,6 +72,7 @@ class Stored:
     heard: dict[int, int] = field(default_factory=dict[int, int])
     due_ms: int | None = None
     passed_over: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
+    shed: tuple[tuple[int, int, int, int], ...] = ()
 
     def to_json(self) -> str:
         """As the ledger keeps it."""
@@ -83,6 +86,7 @@ class Stored:
         said = json.loads(text)
         for member in ("offsets", "heard", "passed_over"):
             said[member] = {int(partition): of for partition, of in said.get(member, {}).items()}
+        said["shed"] = tuple(tuple(span) for span in said.get("shed", ()))
         return cls(**said)
 
 
@@ -139,7 +143,12 @@ class Snapshots:
         number = self.stored.number + 1
         name = f"{FOLDER}{self._epoch}-{number}-{secrets.token_hex(4)}"
         self._tiles.put(name, data)
-        made = replace(what, epoch=self._epoch, number=number, name=name, at_ms=time.time_ns() // 1_000_000)
+        # Of the same topic, what is to be read again is shed again.
+        shed = self.stored.shed if what.topic == self.stored.topic else ()
+        made = replace(
+            what, epoch=self._epoch, number=number, name=name, at_ms=time.time_ns() // 1_000_000,
+            shed=tuple(span for span in shed if span[2] > what.offsets.get(span[0], 0)),
+        )  # fmt: skip
         try:
             self._put(made)
         except Replaced:
@@ -160,6 +169,20 @@ class Snapshots:
             LedgerUnavailable: It may be said or not.
         """
         made = replace(self.stored, number=self.stored.number + 1, passed_over=dict(offsets))
+        self._put(made)
+        self.stored = made
+
+    def shed(self, spans: Sequence[tuple[int, int, int, int]]) -> None:
+        """Have records of more spans passed over by whoever goes on from the snapshot in force; durable on return.
+
+        Args:
+            spans: As `Stored.shed`.
+
+        Raises:
+            Replaced: A run of a higher epoch has taken over.
+            LedgerUnavailable: It may be said or not.
+        """
+        made = replace(self.stored, number=self.stored.number + 1, shed=(*self.stored.shed, *spans))
         self._put(made)
         self.stored = made
 

@@ -39,13 +39,21 @@ class PositionReader:
         log_: The event log.
         offsets: Partition -> offset to begin with; a partition that is not named begins with its oldest record.
         lost: Called with what retention took before it was read; raises to end the reading.
+        silenced: What is to be known of records that were read: of some nothing.
 
     Raises:
         LogUnavailable: Not now.
     """
 
-    def __init__(self, log_: EventLog, offsets: Mapping[int, int], *, lost: Callable[[OffsetOutOfRange], None]) -> None:
-        self._log, self._lost = log_, lost
+    def __init__(
+        self,
+        log_: EventLog,
+        offsets: Mapping[int, int],
+        *,
+        lost: Callable[[OffsetOutOfRange], None],
+        silenced: Callable[[Slice], Slice] = lambda records: records,
+    ) -> None:
+        self._log, self._lost, self._silenced = log_, lost, silenced
         begins = {partition: extent.begin for partition, extent in log_.extents(topics.POSITIONS).items()}
         self._follower = log_.follow(topics.POSITIONS, {p: offsets.get(p, begin) for p, begin in begins.items()})
         self._known = frozenset(begins)
@@ -81,12 +89,17 @@ class PositionReader:
         if not len(records):
             return None
         self._away = False
-        return Batch(records, time.perf_counter_ns())
+        return Batch(self._silenced(records), time.perf_counter_ns())
 
     @property
     def at_end(self) -> bool:
         """Whether the last look found nothing new and everything read was taken."""
         return not self._away and self._follower.at_end
+
+    @property
+    def next_offsets(self) -> dict[int, int]:
+        """Partition -> offset of the next record that `take` gives."""
+        return dict(self._follower.next_offsets)
 
     @property
     def lag(self) -> dict[int, int]:

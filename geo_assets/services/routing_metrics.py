@@ -65,6 +65,7 @@ class RoutingMetrics(Collector):
                 judged.add_metric([name], count)
         yield judged
         yield _counter("poison", "Records that are no position: dead letters.", result.dlq)
+        yield _counter("shed", "Positions passed over after a long pause.", result.positions_shed)
         yield _counter("ticks", "Records appended for devices that say nothing.", result.ticks)
         yield _counter("forgotten", "Devices that fell silent.", counts["forgotten"])
         yield _counter("snapshots", "Snapshots written.", result.snapshots)

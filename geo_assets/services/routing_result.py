@@ -29,6 +29,7 @@ class RoutingResult:
         deduped: Triggers told before.
         drained: Triggers that a router before this one had left on disk.
         shed: Triggers of outside callers refused.
+        positions_shed: Positions passed over after a long pause, where that is declared.
         dlq: Dead letters: triggers, and positions that are none.
         ticks: Records appended for devices that say nothing.
         snapshots: Written.
@@ -55,6 +56,7 @@ class RoutingResult:
     deduped: int = 0
     drained: int = 0
     shed: int = 0
+    positions_shed: int = 0
     dlq: int = 0
     ticks: int = 0
     snapshots: int = 0
