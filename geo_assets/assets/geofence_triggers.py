@@ -39,6 +39,7 @@ def metadata_of(result: RoutingResult) -> dict[str, Any]:
         "routed": result.routed,
         "deduped": result.deduped,
         "shed": result.shed,
+        "positions_shed": result.positions_shed,
         "dlq": result.dlq,
         "late": result.judged.get("late", 0),
         "jumps": result.judged.get("jumped", 0),
