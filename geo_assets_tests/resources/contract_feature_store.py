@@ -21,7 +21,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from resources.feature_store.protocol import Change, Edit, Feature, FeatureStore, OutboxRow, TileBox
+from resources.feature_store.protocol import (
+    CHANGES_KEPT,
+    Change,
+    Edit,
+    Feature,
+    FeatureStore,
+    OutboxRow,
+    Position,
+    TileBox,
+    TileDigests,
+)
 
 REPOSITORY = Path(__file__).parents[2]
 WORLD = TileBox("0:", 15, -180, -90, 180, 90)
@@ -96,6 +106,15 @@ def run_elsewhere(opening: str, code: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", f"{helpers}\n{opening}\n{code}"], env=environment, text=True, stdout=subprocess.PIPE
     )
+
+
+def _pairs(digests: TileDigests) -> list[tuple[int, int, bytes, int, int]]:
+    """Tile, number, digest, vertices and time of each feature that shows in a tile."""
+    columns = (digests.pair_number, map(bytes, digests.pair_digest), digests.pair_vertices, digests.pair_time_ms)
+    return [
+        (int(tile), int(number), digest, int(vertices), int(time_ms))
+        for tile, number, digest, vertices, time_ms in zip(digests.pair_tile, *columns, strict=True)
+    ]
 
 
 class FeatureStoreContract:
@@ -460,6 +479,118 @@ class FeatureStoreContract:
             "3": feature("3").digest,
         }
         assert store.rows([]).digest.shape == (0, 16)
+
+    # -- the log of changes ------------------------------------------------------------------------------------------
+    def test_the_log_tells_what_changed_and_what_is_left_of_it(self, store: FeatureStore) -> None:
+        self.outcomes(store, *(upsert(feature(str(i), content=str(i))) for i in range(7)))
+        at = store.digests([WORLD])
+        number = {bytes(d): n for d, n in zip(at.pair_digest, at.pair_number.tolist(), strict=True)}
+        of = [number[feature(str(i), content=str(i)).digest] for i in range(7)]
+        moved = feature("1", 2, box=(50.1, 50.0, 51.0, 51.3), zooms=(3, 9), time_ms=77)
+        self.outcomes(store, upsert(moved), delete("2", 2), upsert(feature("3", 2, box=None)), upsert(moved))
+        self.outcomes(store, upsert(feature("1", 1)))
+        store.set_zooms({("city", "4"): (1, 0), ("city", "5"): (2, 4)})
+        changes = store.changes(at.position, 100)
+        assert changes is not None
+        assert changes.number.tolist() == sorted(of[1:6])
+        place = {n: i for i, n in enumerate(changes.number.tolist())}
+        assert [changes.shows.tolist()[place[of[i]]] for i in (1, 2, 3, 4, 5)] == [True, False, False, False, True]
+        one = place[of[1]]
+        assert (bytes(changes.digest[one]), changes.box[one].tolist()) == (moved.digest, [50.1, 50.0, 51.0, 51.3])
+        assert (changes.vertices[one], changes.time_ms[one], changes.zooms[one].tolist()) == (5, 77, [3, 9])
+        assert changes.zooms[place[of[5]]].tolist() == [2, 4]
+        assert at.position.number < changes.change.min() <= changes.change.max() == changes.position.number
+        # From there on nothing changed, whoever asks, and edits that change nothing are none.
+        self.outcomes(store, upsert(moved), delete("2", 1))
+        assert store.digests([WORLD]).position == changes.position
+        after = store.changes(changes.position, 100)
+        assert after is not None
+        assert (after.position, len(after.number), after.digest.shape) == (changes.position, 0, (0, 16))
+
+    def test_the_log_says_when_it_cannot_tell(self, store: FeatureStore) -> None:
+        assert store.digests([]).position == Position(0, 0)
+        assert store.changes(Position(0, 0), 100) is None
+        self.outcomes(store, upsert(feature("1")))
+        first = store.digests([]).position
+        assert store.changes(first, 0) is not None
+        # Another history, and a future.
+        assert store.changes(Position(first.number, first.mark + 1), 100) is None
+        assert store.changes(Position(first.number + 1, first.mark), 100) is None
+        self.outcomes(store, *(upsert(feature(str(i))) for i in range(2, 6)))
+        assert store.changes(first, 3) is None
+        changes = store.changes(first, 4)
+        assert changes is not None
+        assert len(changes.number) == 4
+
+    def test_rule_9_the_log_keeps_the_last_changes_and_forgets_the_first(self, store: FeatureStore) -> None:
+        self.outcomes(store, *(upsert(feature(str(i))) for i in range(2_600)))
+        limits = {("city", str(i)): (3, 4) for i in range(2_600)}
+        first = store.digests([]).position
+        for _ in range(3):
+            store.set_zooms(limits)
+            limits = {identity: (zooms[0], zooms[1] + 1) for identity, zooms in limits.items()}
+        # What is kept is enough for this one, and it was asked for by its number alone.
+        changes = store.changes(first, CHANGES_KEPT)
+        assert changes is not None
+        assert len(changes.number) == 2_600
+        store.set_zooms(limits)
+        assert store.changes(first, 10 * CHANGES_KEPT) is None
+
+    @pytest.mark.parametrize("seed", range(2))
+    def test_digests_brought_up_to_date_by_the_log_are_those_that_are_asked_for(
+        self, store: FeatureStore, connect: Connect, seed: int
+    ) -> None:
+        pick = random.Random(seed)
+
+        def some(version: int, number: int) -> Edit:
+            if pick.random() < 0.2:
+                return delete(str(number), version)
+            west, south = pick.randrange(30) / 3, pick.randrange(30) / 3
+            box = None if pick.random() < 0.1 else (west, south, west + 1 / 3, south + pick.choice([0, 2 / 3]))
+            zooms = pick.choice([(0, 22), (3, 5), (5, 9), (1, 0)])
+            return upsert(feature(str(number), version, box=box, zooms=zooms, content=str(version), time_ms=version))
+
+        boxes = [TileBox(str(i), i % 8, i / 3, 1.0, i / 3 + 3, 3.0 + i / 3) for i in range(12)]
+        self.outcomes(store, *(some(1, number) for number in range(60)))
+        seen = store.digests(boxes)
+        shown: list[dict[int, tuple[bytes, int, int]]] = [{} for _ in boxes]
+        for tile, *of in _pairs(seen):
+            shown[tile][of[0]] = (of[1], of[2], of[3])
+        position = seen.position
+        other = connect()
+        stop = threading.Event()
+
+        def write() -> None:
+            for version in range(2, 60):
+                other.apply([some(version, pick.randrange(60)) for _ in range(3)], no_plan, now_ms=5)
+                if version % 9 == 0:
+                    other.set_zooms({("city", str(pick.randrange(60))): pick.choice([(0, 22), (4, 4), (1, 0)])})
+            stop.set()
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        last = False
+        while not last:
+            last = stop.is_set()
+            changes = store.changes(position, CHANGES_KEPT)
+            assert changes is not None
+            for tile, box in zip(shown, boxes, strict=True):
+                for i, number in enumerate(changes.number.tolist()):
+                    tile.pop(number, None)
+                    west, south, east, north = changes.box[i].tolist()
+                    if (
+                        changes.shows[i]
+                        and changes.zooms[i, 0] <= box.zoom <= changes.zooms[i, 1]
+                        and (west <= box.east and box.west <= east and south <= box.north and box.south <= north)
+                    ):
+                        tile[number] = bytes(changes.digest[i]), int(changes.vertices[i]), int(changes.time_ms[i])
+            position = changes.position
+        thread.join()
+        other.close()
+        expected: list[dict[int, tuple[bytes, int, int]]] = [{} for _ in boxes]
+        for tile, *of in _pairs(store.digests(boxes)):
+            expected[tile][of[0]] = (of[1], of[2], of[3])
+        assert shown == expected
 
     @pytest.mark.parametrize("seed", range(3))
     def test_many_boxes_answer_as_brute_force_does(self, store: FeatureStore, seed: int) -> None:

@@ -199,6 +199,52 @@ def test_ids_of_outbox_rows_ascend_in_the_order_of_the_commits(room: PostgresRoo
     assert seen == [row.id for row in store.owed()]
 
 
+def test_whoever_follows_the_log_of_changes_misses_none_of_many_writers(
+    room: PostgresRoom, store: PostgisStore
+) -> None:
+    store.apply([upsert(feature("0", zooms=(0, 22)))], no_plan, now_ms=5)
+    position = store.digests([WORLD]).position
+    done = threading.Event()
+    seen: dict[int, bytes] = {}
+
+    def watch() -> None:
+        nonlocal position
+        other = PostgisStore(room.url, room.schema)
+        while True:
+            last = done.is_set()
+            changes = other.changes(position, 10_000)
+            assert changes is not None
+            seen.update(zip(changes.number.tolist(), map(bytes, changes.digest), strict=True))
+            position = changes.position
+            if last:
+                break
+        other.close()
+
+    def edit(writer: int) -> None:
+        for i in range(40):
+            version = i + 1
+            made = [feature(f"{writer}{n}", version, content=f"{i}", zooms=(0, 22)) for n in range(1 + i % 3)]
+            # Beyond a hundred edits a batch takes another way; zooms are rewritten without any edit.
+            more = [feature(f"{writer}{1_000 + n}", version, zooms=(0, 22)) for n in range(101 if i % 20 == 7 else 0)]
+            store.apply(list(map(upsert, made + more)), no_plan, now_ms=5)
+            if i % 5 == 0:
+                store.set_zooms({("city", f"{writer}0"): (i % 3, 22)})
+
+    watcher = threading.Thread(target=watch)
+    writers = [threading.Thread(target=edit, args=(writer,)) for writer in range(1, 4)]
+    for thread in [watcher, *writers]:
+        thread.start()
+    for thread in writers:
+        thread.join()
+    done.set()
+    watcher.join()
+    standing = store.digests([WORLD])
+    now = dict(zip(standing.pair_number.tolist(), map(bytes, standing.pair_digest), strict=True))
+    assert len(now) == 1 + 3 * (3 + 101)
+    assert {number: seen.get(number) for number in now if number in seen} == {n: now[n] for n in seen}
+    assert len(seen) == len(now) - 1
+
+
 def test_a_feature_made_deleted_and_changed_by_many_at_once_ends_as_its_newest_version_says(
     room: PostgresRoom, store: PostgisStore
 ) -> None:

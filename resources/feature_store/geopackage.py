@@ -7,6 +7,7 @@ Every write is one transaction; reading for many tiles is one join of their boxe
 from __future__ import annotations
 
 import json
+import secrets
 import sqlite3
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,7 +21,9 @@ from resources.feature_store.edits import Identity, Standing, check, decide, sou
 from resources.feature_store.gpkg_geometry import to_blob, wkb_of
 from resources.feature_store.gpkg_schema import RTREE, STEPS, TABLE, VERSION, GeoPackageFile, show_layer
 from resources.feature_store.protocol import (
+    CHANGES_KEPT,
     Applied,
+    Changes,
     Edit,
     Feature,
     FeatureRows,
@@ -28,6 +31,7 @@ from resources.feature_store.protocol import (
     FeatureStoreUnavailable,
     OutboxRow,
     Plan,
+    Position,
     SourceTimes,
     StoreCounts,
     TileBox,
@@ -64,10 +68,18 @@ _PAIRS = f"""SELECT box.number, group_concat(place.id) FROM box CROSS JOIN ga_pl
 
 # A row a box here too, and no row a feature: a third of the time of fetching them where tiles share few features.
 _DIGESTS = f"""SELECT box.number, count(*), group_concat(hex(f.digest), ''), group_concat(f.vertex_count),
-        group_concat(f.fid), max(f.event_time_ms)
+        group_concat(f.fid), group_concat(f.event_time_ms)
     FROM box CROSS JOIN ga_place AS place CROSS JOIN {TABLE} AS f ON f.fid = place.id
     WHERE {_NEAR} AND f.west <= box.east AND f.east >= box.west AND f.south <= box.north AND f.north >= box.south
     GROUP BY box.number ORDER BY box.number"""
+
+_POSITION = "SELECT number, mark FROM ga_change ORDER BY number DESC LIMIT 1"
+_CHANGES = f"""SELECT c.fid, max(c.number), f.min_zoom <= f.max_zoom AND f.west IS NOT NULL, f.digest, f.vertex_count,
+        f.event_time_ms, f.min_zoom, f.max_zoom, f.west, f.south, f.east, f.north
+    FROM ga_change AS c LEFT JOIN {TABLE} AS f ON f.fid = c.fid
+    WHERE c.number > ? GROUP BY c.fid ORDER BY c.fid"""
+_NOTHING = bytes(16), 0, 0, 1, 0, 0.0, 0.0, 0.0, 0.0
+"""In place of what is left of a feature that shows nowhere."""
 
 Ints = npt.NDArray[np.int64]
 
@@ -186,12 +198,12 @@ class GeoPackageStore:
                 """DELETE FROM ga_tombstone WHERE (source, feature_id) IN (SELECT source, feature_id FROM asked)"""
             )
             self._replace_places(db)
+            _note_changes(db)
         if deletes:
             self._ask(db, ((edit.source, edit.feature_id) for edit in deletes))
-            gone = f"""SELECT f.fid FROM asked AS a CROSS JOIN {TABLE} AS f
-                       ON f.source = a.source AND f.feature_id = a.feature_id"""
-            db.execute(f"DELETE FROM ga_place WHERE id IN ({gone})")
-            db.execute(f"DELETE FROM {TABLE} WHERE fid IN ({gone})")
+            _note_changes(db)
+            db.execute(f"DELETE FROM ga_place WHERE id IN ({_ASKED})")
+            db.execute(f"DELETE FROM {TABLE} WHERE fid IN ({_ASKED})")
             db.executemany(
                 "INSERT OR REPLACE INTO ga_tombstone VALUES (?, ?, ?, ?, ?)",
                 [(edit.source, edit.feature_id, edit.version, edit.content_hash, now_ms) for edit in deletes],
@@ -230,6 +242,7 @@ class GeoPackageStore:
             )
             self._ask(db, limits)
             self._replace_places(db)
+            _note_changes(db)
 
     def expire(self, *, tombstones_before_ms: int, keys_before_ms: int) -> tuple[int, int]:
         """Delete tombstones and applied keys written before these times; how many of each went."""
@@ -265,15 +278,41 @@ class GeoPackageStore:
         with self._file.reading() as db:
             self._ask_boxes(db, boxes)
             rows = db.execute(_DIGESTS).fetchall()
+            position = _position(db)
         tiles, counts, digests, vertices, numbers, times = zip(*rows, strict=True) if rows else [()] * 6
+        time_ms = _listed(times)
         newest = np.zeros(len(boxes), np.int64)
-        newest[list(tiles)] = times
+        if rows:
+            newest[list(tiles)] = np.maximum.reduceat(time_ms, np.cumsum((0, *counts[:-1])))
         return TileDigests(
             pair_tile=np.array(tiles, np.int64).repeat(np.array(counts, np.int64)),
             pair_digest=np.frombuffer(bytes.fromhex("".join(digests)), np.uint8).reshape(-1, 16),
             pair_vertices=_listed(vertices),
             pair_number=_listed(numbers),
+            pair_time_ms=time_ms,
             data_time_ms=newest,
+            position=position,
+        )
+
+    def changes(self, since: Position, limit: int) -> Changes | None:
+        """What changed since a position; None where that is too much, too long ago, or of another history."""
+        with self._file.reading() as db:
+            position = _position(db)
+            known = db.execute("SELECT mark FROM ga_change WHERE number = ?", (since.number,)).fetchone()
+            if known != (since.mark,) or position.number - since.number > limit:
+                return None
+            rows = db.execute(_CHANGES, (since.number,)).fetchall()
+        left = [row[3:] if row[2] else _NOTHING for row in rows]
+        return Changes(
+            position=position,
+            number=_ints(rows, 0),
+            change=_ints(rows, 1),
+            shows=np.array([bool(row[2]) for row in rows], np.bool_),
+            digest=_digests(left, 0),
+            vertices=_ints(left, 1),
+            time_ms=_ints(left, 2),
+            zooms=np.array([row[3:5] for row in left], np.int64).reshape(-1, 2),
+            box=np.array([row[5:9] for row in left], np.float64).reshape(-1, 4),
         )
 
     def features(self, boxes: Sequence[TileBox]) -> TileFeatureRows:
@@ -433,6 +472,21 @@ class GeoPackageStore:
     def close(self) -> None:
         """Release files and connections."""
         self._file.close()
+
+
+_ASKED = f"""SELECT f.fid FROM asked AS a CROSS JOIN {TABLE} AS f
+    ON f.source = a.source AND f.feature_id = a.feature_id"""
+"""Numbers of the features that are asked for."""
+
+
+def _note_changes(db: sqlite3.Connection) -> None:
+    """Write into the log that the features in `asked` changed; its oldest entries make room."""
+    db.execute(f"INSERT INTO ga_change (fid, mark) SELECT fid, ? FROM ({_ASKED})", (secrets.randbits(62),))
+    db.execute(f"DELETE FROM ga_change WHERE number <= (SELECT max(number) FROM ga_change) - {CHANGES_KEPT}")
+
+
+def _position(db: sqlite3.Connection) -> Position:
+    return Position(*(db.execute(_POSITION).fetchone() or (0, 0)))
 
 
 def _row(feature: Feature) -> tuple[Any, ...]:

@@ -13,8 +13,11 @@ from collections.abc import Mapping, Sequence
 from resources.feature_store.gpkg_geometry import SRS_ID, register_functions
 from resources.snapshots import SnapshotFile
 
-VERSION = 1
-STEPS: Mapping[int, Sequence[str]] = {}
+VERSION = 2
+_CHANGES = (
+    "CREATE TABLE ga_change (number INTEGER PRIMARY KEY AUTOINCREMENT, fid INTEGER NOT NULL, mark INTEGER NOT NULL)"
+)
+STEPS: Mapping[int, Sequence[str]] = {2: (_CHANGES,)}
 """By version, the statements that bring a file of the version before to it; `_make` makes the last one."""
 VERSION_QUERY = "SELECT value FROM ga_meta WHERE name = 'schema'"
 APPLICATION_ID = 0x47504B47  # "GPKG"
@@ -77,6 +80,7 @@ _TABLES = [
         id INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, key TEXT NOT NULL, value BLOB NOT NULL,
         headers TEXT NOT NULL, "group" TEXT NOT NULL)""",
     'CREATE INDEX ga_outbox_kind ON ga_outbox (kind, "group", id)',
+    _CHANGES,
     "CREATE TABLE ga_layer (fid INTEGER PRIMARY KEY AUTOINCREMENT NOT NULL, layer TEXT NOT NULL UNIQUE)",
     "CREATE TABLE ga_meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
 ]

@@ -22,6 +22,7 @@ from resources.feature_store.edits import check, decide, source_times
 from resources.feature_store.postgis_schema import COMPONENT, MIGRATIONS
 from resources.feature_store.protocol import (
     Applied,
+    Changes,
     Edit,
     Feature,
     FeatureRows,
@@ -29,6 +30,7 @@ from resources.feature_store.protocol import (
     FeatureStoreUnavailable,
     OutboxRow,
     Plan,
+    Position,
     SourceTimes,
     StoreCounts,
     TileBox,
@@ -131,6 +133,7 @@ class PostgisStore:
             owed = plan(decided.changes)
             if owed or decided.new_keys:
                 writing.write_totals(db, decided, tombstones, source_times(edits, decided, now_ms))
+                writing.write_changes(db, decided.last)
                 writing.write_outbox(db, owed)
             return decided.applied
 
@@ -165,7 +168,13 @@ class PostgisStore:
             return
         rows = [(*identity, *zooms) for identity, zooms in limits.items()]
         columns = [list(column) for column in zip(*rows, strict=True)]
-        self._write(lambda db: db.execute(_SET_ZOOMS, columns))
+
+        def work(db: Connection) -> None:
+            db.execute(_SET_ZOOMS, columns)
+            db.execute("SELECT FROM totals FOR UPDATE")
+            writing.write_changes(db, limits)
+
+        self._write(work)
 
     def expire(self, *, tombstones_before_ms: int, keys_before_ms: int) -> tuple[int, int]:
         """Delete tombstones and applied keys written before these times; how many of each went."""
@@ -209,6 +218,11 @@ class PostgisStore:
         """The features that show in each box: one snapshot, one query for thousands of boxes."""
         with self._reading() as db:
             return reading.features(db, boxes)
+
+    def changes(self, since: Position, limit: int) -> Changes | None:
+        """What changed since a position; None where that is too much, too long ago, or of another history."""
+        with self._reading() as db:
+            return reading.changes(db, since, limit)
 
     def rows(self, numbers: Sequence[int]) -> FeatureRows:
         """Features by the store's own numbers, as they are now; those without geometry are left out."""

@@ -99,4 +99,14 @@ MIGRATIONS: tuple[Migration, ...] = (
                 SELECT source, max(event_time_ms), 0 FROM standing WHERE deleted_ms IS NULL GROUP BY source""",
         ),
     ),
+    Migration(
+        3,
+        "a log of what changed",
+        (
+            # Written by whoever holds the row of `totals`, so that its numbers ascend in the order of the commits.
+            """CREATE TABLE changes (
+                number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, fid bigint NOT NULL, mark bigint NOT NULL
+            )""",
+        ),
+    ),
 )

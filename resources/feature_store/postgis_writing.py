@@ -4,7 +4,7 @@
 2. the event keys, ascending: inserted, so that whoever brings the same one waits;
 3. rows of features that nobody had yet, by source and id. Another transaction may have made one since step 1: then
    nothing of this one stays, and it begins again;
-4. the row of `totals`, and with it the right to write outbox rows until the commit.
+4. the row of `totals`, and with it the right to write outbox rows and changes until the commit.
 
 Nobody who waits at a step holds anything that is waited for at an earlier one, so nobody waits in a circle.
 """
@@ -12,6 +12,7 @@ Nobody who waits at a step holds anything that is waited for at an earlier one, 
 from __future__ import annotations
 
 import json
+import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from psycopg import errors
 from psycopg.pq import PipelineStatus
 
 from resources.feature_store.edits import Decided, Identity, Standing
-from resources.feature_store.protocol import Change, Edit, Feature, OutboxRow, SourceTimes
+from resources.feature_store.protocol import CHANGES_KEPT, Change, Edit, Feature, OutboxRow, SourceTimes
 
 FEW = 100
 """Edits up to which a transaction is sent in a pipeline, where no COPY can be: 100 rows are as quick as an INSERT."""
@@ -97,6 +98,12 @@ _OWE = """INSERT INTO outbox (kind, key, value, headers, "group")
     SELECT kind, key, value, headers, grp
     FROM unnest(%b::text[], %b::text[], %b::bytea[], %b::text[], %b::text[]) WITH ORDINALITY
         AS a (kind, key, value, headers, grp, place) ORDER BY place"""
+
+_CHANGED = """INSERT INTO changes (fid, mark) SELECT s.fid, %b::int8
+    FROM unnest(%b::text[], %b::text[]) AS a (source, feature_id)
+    JOIN standing AS s ON s.source = a.source AND s.feature_id = a.feature_id"""
+
+_FORGET_CHANGES = f"DELETE FROM changes WHERE number <= (SELECT max(number) FROM changes) - {CHANGES_KEPT}"
 
 _OUTBOX = 'COPY outbox (kind, key, value, headers, "group") FROM STDIN (FORMAT binary)'
 
@@ -176,6 +183,15 @@ def write_totals(
         # In the order of their names: whoever holds `totals` is alone here anyway.
         columns = zip(*((source, *one) for source, one in sorted(times.items())), strict=True)
         db.execute(_SOURCE_TIMES, [list(column) for column in columns])
+
+
+def write_changes(db: Connection, identities: Iterable[Identity]) -> None:
+    """Write into the log that features changed; its oldest entries make room. Whoever calls it holds `totals`."""
+    changed = sorted(identities)
+    if changed:
+        columns = [list(column) for column in zip(*changed, strict=True)]
+        db.execute(_CHANGED.encode(), (secrets.randbits(62), *columns))
+        db.execute(_FORGET_CHANGES.encode())
 
 
 def _counted(

@@ -92,6 +92,10 @@ class OutboxRow:
     """Given by the store; ascending in the order in which rows were committed."""
 
 
+CHANGES_KEPT = 10_000
+"""Changes that a store's log holds: a minute and a half at a hundred edits a second. Whoever asks less often asks for
+the digests themselves, which costs him little then."""
+
 Plan = Callable[[Sequence[Change]], Sequence[OutboxRow]]
 """Called inside the transaction with the changes in order: says which hints they owe. It does no I/O."""
 
@@ -117,21 +121,33 @@ class TileBox:
     north: float
 
 
+class Position(NamedTuple):
+    """How far the store's log of changes went."""
+
+    number: int
+    """Ascends with every change; 0 before the first."""
+    mark: int
+    """Tells this store's history from any other: after a restore the same number has another one."""
+
+
 @dataclass(frozen=True, slots=True)
 class TileDigests:
     """Which features show in which tile, all read in one snapshot.
 
     `pair_tile[i]` is an index into the boxes asked for (ascending), `pair_digest[i]` the 16-byte feature digest as a
-    row of uint8, `pair_number[i]` the store's own number of the feature, which `rows` takes. Within one tile the order
-    is unspecified.
+    row of uint8, `pair_number[i]` the store's own number of the feature, which `rows` takes, `pair_time_ms[i]` its
+    `event_time_ms`. Within one tile the order is unspecified.
     """
 
     pair_tile: npt.NDArray[np.int64]
     pair_digest: npt.NDArray[np.uint8]
     pair_vertices: npt.NDArray[np.int64]
     pair_number: npt.NDArray[np.int64]
+    pair_time_ms: npt.NDArray[np.int64]
     data_time_ms: npt.NDArray[np.int64]
     """Newest `event_time_ms` of the features of each box, 0 where there is none."""
+    position: Position
+    """Every change up to here is in it; of later ones, some may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +183,28 @@ class FeatureRows:
     properties: Sequence[str]
     digest: npt.NDArray[np.uint8]
     """(rows, 16)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Which features changed, and what is left of each: one snapshot."""
+
+    position: Position
+    """Up to where."""
+    number: npt.NDArray[np.int64]
+    """(features) the store's own numbers, ascending, each once."""
+    change: npt.NDArray[np.int64]
+    """(features) number of each one's last change."""
+    shows: npt.NDArray[np.bool_]
+    """(features) whether it shows anywhere. Of those that do not, the rest says nothing."""
+    digest: npt.NDArray[np.uint8]
+    """(features, 16)."""
+    vertices: npt.NDArray[np.int64]
+    time_ms: npt.NDArray[np.int64]
+    zooms: npt.NDArray[np.int64]
+    """(features, 2) first and last zoom at which it is visible."""
+    box: npt.NDArray[np.float64]
+    """(features, 4) west, south, east, north in degrees."""
 
 
 class SourceTimes(NamedTuple):
@@ -230,6 +268,22 @@ class FeatureStore(Protocol):
 
     def features(self, boxes: Sequence[TileBox]) -> TileFeatureRows:
         """The features that show in each box: one snapshot, one query for thousands of boxes."""
+        ...
+
+    def changes(self, since: Position, limit: int) -> Changes | None:
+        """What changed since a position: edits, deletes and rewritten zooms.
+
+        With it, what `digests` answered is brought up to date at the cost of what changed: what changed leaves the
+        tiles it was in, and what of it shows in a box (visible at its zoom, its box meets it, edges included) comes in.
+
+        Args:
+            since: Of an earlier answer.
+            limit: Most changes.
+
+        Returns:
+            None where there were more, where the log does not reach back so far (the last `CHANGES_KEPT` are kept), and
+            where the position is of another history.
+        """
         ...
 
     def rows(self, numbers: Sequence[int]) -> FeatureRows:
