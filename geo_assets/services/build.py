@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +20,8 @@ from geo_assets.events.dead_letter import DeadLetter
 from geo_assets.services import announce, build_worker, encoding, engines, purging, throughput
 from geo_assets.services.build_worker import BuildTask, Built, Step
 from geo_assets.services.dead_letters import now_ms, write_dead_letters
+from geo_assets.services.encoding import Shown
+from geo_assets.services.following import Follower
 from geo_assets.services.pool import TaskFailed, WorkerPool
 from geo_assets.services.recipe import current_recipe
 from geo_assets.tiles import workkey
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from geo_assets.services.edit_stages import StageHistograms
     from geo_assets.stack import Stack
     from geo_assets.tiles.encode.cache import EncodedCache
-    from resources.feature_store.protocol import TileDigests
 
 log = structlog.get_logger()
 
@@ -41,6 +42,10 @@ CHUNK_TILES = 128
 
 CHUNK_VERTICES = 150_000
 """Most vertices of a chunk, a second of encoding: both workers end together and memory stays small."""
+
+FOLLOWED_SHARE = 8
+"""Part of the bytes for encoded features that may be taken, besides, by what the tiles show: 40 bytes a feature, 300 of
+which are kept encoded."""
 
 LOST_RACES = 3
 """How often a tile that another builder committed meanwhile is built again here before it is left to the next mark."""
@@ -68,17 +73,17 @@ class TileResult:
 
 def weigh(stack: Stack, keys: Sequence[str]) -> tuple[list[str], np.ndarray]:
     """What a build of these tiles would find: work key and vertices of each, from one query."""
-    work_keys, digests = _look(stack, keys)
+    digests = stack.features.digests(build_worker.boxes_of(keys, stack.layers))
+    work_keys = _work_keys(stack, keys, digests.pair_tile, digests.pair_digest)
     vertices = np.bincount(digests.pair_tile, weights=digests.pair_vertices, minlength=len(keys)).astype(np.int64)
     return work_keys, vertices
 
 
-def _look(stack: Stack, keys: Sequence[str]) -> tuple[list[str], TileDigests]:
-    """Work keys of tiles as they would be built now, and the digests of what they show."""
-    digests = stack.features.digests(build_worker.boxes_of(keys, stack.layers))
+def _work_keys(stack: Stack, keys: Sequence[str], pair_tile: np.ndarray, pair_digest: np.ndarray) -> list[str]:
+    """Work keys of tiles that show features of these digests."""
     recipe = current_recipe(stack.layers, engines.version(stack))
-    sources = workkey.source_digests(len(keys), digests.pair_tile, digests.pair_digest)
-    return [workkey.work_key(key, digest, recipe) for key, digest in zip(keys, sources, strict=True)], digests
+    sources = workkey.source_digests(len(keys), pair_tile, pair_digest)
+    return [workkey.work_key(key, digest, recipe) for key, digest in zip(keys, sources, strict=True)]
 
 
 @dataclass(slots=True)
@@ -105,8 +110,8 @@ class TileBuilder:
         details_of: Adds to what the commit of a tile says of its making: (key, details) -> details, for its JSON.
         stages: Histograms that each announcement is noted in.
         lease_s: How long a tile that was taken is left to this builder; default: the settings'.
-        cache: Encoded features that this process keeps: of a tile that it has built, only what changed is read and
-            encoded again, unless it is forced. Only `inline`.
+        cache: Encoded features that this process keeps: of a tile that it has built, only what changed is looked up,
+            read and encoded again, unless it is forced. Only `inline`.
     """
 
     def __init__(
@@ -122,6 +127,7 @@ class TileBuilder:
         cache: EncodedCache | None = None,
     ) -> None:
         self.stack, self.owner, self.cache = stack, owner, cache
+        self._follower = None if cache is None else Follower(stack, cache.max_bytes // FOLLOWED_SHARE)
         self._step = step or build_worker.no_step
         self._inline = inline
         self._details_of, self._stages = details_of or (lambda _key, details: details), stages
@@ -218,13 +224,13 @@ class TileBuilder:
         for key in keys:
             self._step("read digests", key)
         started = time.perf_counter()
-        work_keys, digests = _look(self.stack, keys)
-        shown = encoding.shown_of(digests)
+        all_forced = {key for key in keys if force or states[key].forced > states[key].built}
+        work_keys, shown = self._look(keys, all_forced)
         share_ms = (time.perf_counter() - started) * 1000 / len(keys)
         settles: list[Settle] = []
         for key, work_key, shows in zip(keys, work_keys, shown, strict=True):
             state = states[key]
-            forced = force or state.forced > state.built
+            forced = key in all_forced
             self.forced += forced
             if state.work_key == work_key and not forced:
                 settles.append(Settle(key, state.revision, state.wanted, work_key))
@@ -245,6 +251,15 @@ class TileBuilder:
                 prepared.lost.append(settle.key)
         self.encoded += len(prepared.tasks)
         return prepared
+
+    def _look(self, keys: Sequence[str], anew: Collection[str]) -> tuple[list[str], list[Shown]]:
+        """Work keys of tiles, and what they show; those of `anew` are asked for whatever is known of them."""
+        if self._follower is None:
+            shown = encoding.shown_of(self.stack.features.digests(build_worker.boxes_of(keys, self.stack.layers)))
+        else:
+            shown = self._follower.shown(keys, anew)
+        pair_tile = np.arange(len(keys)).repeat([len(each.number) for each in shown])
+        return _work_keys(self.stack, keys, pair_tile, np.concatenate([each.digest for each in shown])), shown
 
     def _encode(self, tasks: list[BuildTask]) -> Iterator[tuple[Sequence[BuildTask], Sequence[Built | TaskFailed]]]:
         """Chunks of tasks with their results, as they come."""

@@ -43,8 +43,11 @@ class Shown:
     """(features) the store's own numbers."""
     vertices_each: npt.NDArray[np.int64]
     """(features)"""
+    time_each: npt.NDArray[np.int64]
+    """(features) event time, milliseconds since the epoch, UTC."""
     vertices: int
     data_time_ms: int
+    """Newest of the event times, 0 where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,7 @@ def shown_of(digests: TileDigests) -> list[Shown]:
             digests.pair_digest[first:last],
             digests.pair_number[first:last],
             digests.pair_vertices[first:last],
+            digests.pair_time_ms[first:last],
             int(digests.pair_vertices[first:last].sum()),
             int(digests.data_time_ms[number]),
         )

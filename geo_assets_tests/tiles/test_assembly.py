@@ -145,6 +145,7 @@ SETTINGS = settings(
 @example([row(1, properties='{"a":1}'), row(2, properties='{"a":true}')], [[("attributes", 0, '{"a":1.0}')]], TILE)
 @example([row(1, properties='{"a":-0.0}')], [[("put", row(2, properties='{"a":0.0}'))], [("delete", 0)]], TILE)
 @example([row(1, properties='{"a":"\\ud800"}')], [[("put", row(2, properties='{"a":"\\ufffd"}'))]], TILE)
+@example([row(1, properties='{"a":"\\ud800"}')], [[("put", row(2, properties='{"a":"?"}'))]], TILE)
 @example([row('"é"', properties='{"_id":5}')], [[("put", row('"e"'))], [("attributes", 0, "{}")]], TILE)
 def test_rule_6_a_tile_put_together_after_any_edits_has_the_bytes_of_a_full_build(
     rows: list[Row], steps: list[list[Any]], tile: Tile

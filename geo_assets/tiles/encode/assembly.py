@@ -77,7 +77,6 @@ class EncodedFeatures:
     text: Numbers
     """(items) 0 where the id is a number, else from 1 on the place of the id's text among `texts`."""
     id: Unsigned
-    kind: Numbers
     box: Numbers
     """(items, 4) lowest x, y and highest x, y in tile units."""
     body_bytes: Numbers
@@ -106,7 +105,7 @@ class EncodedFeatures:
         """Bytes that it takes in memory, and some more."""
         texts = [*self.sources, *self.texts, *self.names]
         arrays = (
-            self.high, self.low, self.feature, self.layer, self.source, self.text, self.id, self.kind, self.box,
+            self.high, self.low, self.feature, self.layer, self.source, self.text, self.id, self.box,
             self.body_bytes, self.written.bounds, self.tag_counts, self.key, self.value, self.key_number,
             self.value_number, self.fields.bounds,
         )  # fmt: skip
@@ -127,7 +126,7 @@ class EncodedFeatures:
         ints, own_ids, strings = np.zeros(0, np.int32), np.zeros(0, np.uint64), Strings(b"", np.zeros(1, np.int64))
         return cls(
             high=own_ids, low=own_ids, left_out=(), feature=ints, layer=ints, source=ints, text=ints, id=own_ids,
-            kind=ints, box=ints.reshape(0, 4), body_bytes=ints, written=strings, tag_counts=ints, key=ints, value=ints,
+            box=ints.reshape(0, 4), body_bytes=ints, written=strings, tag_counts=ints, key=ints, value=ints,
             key_number=ints, value_number=ints, sources=[], texts=[], names=[], values=[], fields=strings,
         )  # fmt: skip
 
@@ -176,11 +175,12 @@ class EncodedFeatures:
         ours, others = self.text[stay], more.text
         texts, place_of_text, _ = _union(self.texts, ours[ours > 0] - 1, more.texts, others[others > 0] - 1)
         text[text > 0] = place_of_text + 1
-        layer, own_id, kind = column("layer"), column("id"), column("kind")
-        order = np.lexsort((kind, own_id, text, source, layer))
+        layer, own_id = column("layer"), column("id")
+        # Items of one feature stay in their order: they come side by side, sorted by kind.
+        order = np.lexsort((own_id, text, source, layer))
 
         # What has tags and bytes: first of these, then of those that come in.
-        item = np.concatenate([stay, np.arange(len(self.kind), len(self.kind) + len(more.kind))])[order]
+        item = np.concatenate([stay, np.arange(len(self.layer), len(self.layer) + len(more.layer))])[order]
         counts = np.concatenate([self.tag_counts, more.tag_counts]).astype(np.int64)
         tag_bounds = offsets(counts)
         tag = spread(tag_bounds[item], counts[item])
@@ -199,7 +199,6 @@ class EncodedFeatures:
             source=source[order],
             text=text[order],
             id=own_id[order],
-            kind=kind[order],
             box=column("box")[order],
             body_bytes=column("body_bytes")[order],
             written=self.written.followed_by(more.written).take(item),
@@ -267,7 +266,7 @@ class EncodedFeatures:
                 )
             )
         encoded = EncodedTile(
-            tile, b"".join(messages), len(self.kind), in_order(left for _, left in self.left_out), self._extent()
+            tile, b"".join(messages), len(self.layer), in_order(left for _, left in self.left_out), self._extent()
         )
         return encoded, replace(self, written=written, key_number=key_number, value_number=value_number)
 
@@ -368,7 +367,6 @@ def _encoded(
             source=source,
             text=text,
             id=rows.ids[row],
-            kind=drawn.shapes.kind[item].astype(np.int32),
             box=box[item],
             body_bytes=(body_bounds[1:] - body_bounds[:-1])[item].astype(np.int32),
             written=every.take(np.arange(item.start, item.stop)),
