@@ -22,7 +22,7 @@ import shapely
 
 from geo_assets.services import throughput
 from geo_assets.services.build import weigh
-from geo_assets.services.regions import RegionError
+from geo_assets.services.regions import MOST_TILES, RegionError, too_wide
 from geo_assets.tiles.cover import cover, cover_count
 
 if TYPE_CHECKING:
@@ -116,20 +116,14 @@ def plan_region(stack: Stack, region: Any, title: str, zooms: Sequence[int], *, 
     Raises:
         RegionError: The region covers no tile, more than the cap, or takes longer to plan than `plan_timeout_s`.
     """
-    cap = stack.settings.manifest_cap if cap is None else cap
+    cap = min(stack.settings.manifest_cap if cap is None else cap, MOST_TILES)
     deepest = stack.layers.max_zoom
     if zooms[-1] > deepest:
         raise RegionError(f"zoom {zooms[-1]} is above {deepest}, the deepest that the layers are built for")
     # The region says which tiles are meant: without a buffer, or each would bring its neighbours along.
     found = _in_time(lambda: cover(region, zooms, buffer=0.0, cap=cap), title, stack.settings.plan_timeout_s)
     if found.zooms_left:
-        width = cover_count(region, zooms, buffer=0.0)
-        about = "about " if width.estimated else ""
-        raise RegionError(
-            f"{title} covers {about}{width.total:,} tiles at zooms {', '.join(map(str, zooms))}, "
-            f"above the cap of {cap:,}: "
-            "take fewer zooms or a smaller region, or go wider with --cap"
-        )
+        raise too_wide(title, zooms, cover_count(region, zooms, buffer=0.0), cap)
     keys = tuple(found.keys())
     if not keys:
         raise RegionError(

@@ -19,8 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geo_assets.events.topics import TILE_UPDATED
+from geo_assets.services.cells import ring_of
 from geo_assets.services.tileserver import heat
-from geo_assets.services.tileserver.heat import Counts, HeatMap, cell_of, resolution_of_view, ring_of
+from geo_assets.services.tileserver.heat import Counts, HeatMap, cell_of, resolution_of_view
 from geo_assets.services.tileserver.waiting import WaitingMap, by_prefix
 from geo_assets.tiles.tile import Box, Tile
 from geo_assets_tests.services.tile_world import HERE, TileWorld
@@ -430,7 +431,8 @@ def test_the_server_loads_without_h3_and_heat_without_numpy() -> None:
     code = (
         "import sys, geo_assets.services.tileserver.app as app\n"
         "before = {'h3', 'numpy', 'shapely', 'dagster', 'pyproj'} & set(sys.modules)\n"
-        "from geo_assets.services.tileserver.heat import cell_of, ring_of\n"
+        "from geo_assets.services.tileserver.heat import cell_of\n"
+        "from geo_assets.services.cells import ring_of\n"
         "ring_of(cell_of(14, 9327, 4739))\n"
         "print(before, {'numpy', 'shapely', 'dagster', 'pyproj'} & set(sys.modules))"
     )

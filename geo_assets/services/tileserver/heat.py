@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from geo_assets.events.topics import TILE_UPDATED
+from geo_assets.services.cells import h3_of_integers, ring_of
 from geo_assets.tiles.tile import Box
 from resources.event_log.protocol import OffsetOutOfRange
 
@@ -55,13 +56,6 @@ _WIDTHS_M: Final = tuple(math.sqrt(3) * 1000 * edge for edge in _EDGES_KM)
 _EQUATOR_M: Final = 40_075_016.686
 
 
-def _h3() -> Any:
-    """H3's plain interface over integers; loaded by the first look, as it takes a fifth of a second."""
-    import h3.api.basic_int as cells
-
-    return cells
-
-
 def resolution_of_tiles(side_m: float) -> int:
     """Finest resolution whose cells are no smaller than a tile; -1 where the tile is wider than any cell.
 
@@ -98,26 +92,7 @@ def cell_of(z: int, x: int, y: int) -> int:
     if resolution < 0:
         return WORLD_CELL
     side = 1 << z
-    return _h3().latlng_to_cell(_latitude(y + 0.5, side), (x + 0.5) / side * 360 - 180, resolution)
-
-
-def ring_of(cell: int) -> list[tuple[float, float]]:
-    """A cell's closed ring for a Mercator map: longitude, latitude in degrees.
-
-    Over the date line longitudes go on past ±180. Around a pole the ring is closed over it, as wide as the world.
-    """
-    around = [(lon, lat) for lat, lon in _h3().cell_to_boundary(cell)]
-    ring = [around[0]]
-    for lon, lat in (*around[1:], around[0]):
-        before = ring[-1][0]
-        ring.append((before + (lon - before + 180) % 360 - 180, lat))
-    turn = ring[-1][0] - ring[0][0]
-    if abs(turn) > 180:
-        pole = math.copysign(90.0, sum(lat for _, lat in around))
-        ring += [(ring[-1][0], pole), (ring[0][0], pole), ring[0]]
-    middle = (min(lon for lon, _ in ring) + max(lon for lon, _ in ring)) / 2
-    shift = -360 if middle > 180 else 360 if middle < -180 else 0
-    return [(round(lon + shift, 6), round(lat, 6)) for lon, lat in ring]
+    return h3_of_integers().latlng_to_cell(_latitude(y + 0.5, side), (x + 0.5) / side * 360 - 180, resolution)
 
 
 class HotCell(NamedTuple):
@@ -184,7 +159,7 @@ class Counts:
 
     def finest(self, now_ms: int, minutes: int) -> int:
         """Finest resolution of which a share of the tiles of the last minutes are no wider than a cell; at least 0."""
-        h3 = _h3()
+        h3 = h3_of_integers()
         tiles = [0] * 16
         total = 0
         oldest = now_ms // 60_000 - minutes
@@ -203,7 +178,7 @@ class Counts:
 
     def within(self, now_ms: int, minutes: int, resolution: int) -> tuple[dict[int, int], int]:
         """Tiles by cell of a resolution in the last minutes, and how many are wider than such a cell."""
-        h3 = _h3()
+        h3 = h3_of_integers()
         parents: dict[int, int] = {}
         found: dict[int, int] = {}
         wider = 0
@@ -225,7 +200,7 @@ class Counts:
 
 def _coarser(counts: dict[int, int]) -> dict[int, int]:
     """The finest cells as their parents."""
-    h3 = _h3()
+    h3 = h3_of_integers()
     resolutions = {cell: h3.get_resolution(cell) if cell != WORLD_CELL else -1 for cell in counts}
     finest = max(resolutions.values())
     result: dict[int, int] = {}
@@ -294,7 +269,7 @@ class HeatMap:
         latitude = 0.0 if box is None else max(-85.0, min(85.0, (box.south + box.north) / 2))
         heat = self.look(resolution_of_view(zoom, latitude), minutes)
         inside = [cell for cell in heat.cells if _meets(cell, heat.resolution, box)]
-        name = _h3().int_to_str
+        name = h3_of_integers().int_to_str
         return {
             "type": "FeatureCollection",
             "resolution": heat.resolution,
@@ -338,7 +313,7 @@ class HeatMap:
 
     def _sum_up(self, now_ms: int, resolution: int, minutes: int) -> Heat:
         found, wider = self._counts.within(now_ms, minutes, resolution)
-        h3 = _h3()
+        h3 = h3_of_integers()
         cells: list[HotCell] = []
         for cell, tiles in sorted(found.items(), key=lambda item: (-item[1], item[0])):
             lat, lon = h3.cell_to_latlng(cell)

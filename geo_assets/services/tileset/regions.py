@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from geo_assets.services.regions import (
+    MOST_TILES,
     RegionError,
     box_region,
     feature_region,
@@ -14,6 +15,7 @@ from geo_assets.services.regions import (
     geojson_region,
     h3_region,
     parse_zooms,
+    too_wide,
 )
 from geo_assets.services.tileset.snapshot import Region
 from geo_assets.tiles.cover import cover, cover_count
@@ -69,12 +71,8 @@ def region_of(
         shape, title = feature_region(stack.features, feature)
     else:
         return Region("the whole map", tuple(wanted))
-    cap = stack.settings.manifest_cap if cap is None else cap
+    cap = min(stack.settings.manifest_cap if cap is None else cap, MOST_TILES)
     found = cover(shape, wanted, buffer=0.0, cap=cap)
     if found.zooms_left:
-        width = cover_count(shape, wanted, buffer=0.0)
-        raise RegionError(
-            f"{title} covers {'about ' if width.estimated else ''}{width.total:,} tiles at these zooms, above the cap "
-            f"of {cap:,}: take fewer zooms or a smaller region, or go wider with a higher cap (--cap)"
-        )
+        raise too_wide(title, wanted, cover_count(shape, wanted, buffer=0.0), cap)
     return Region(title, tuple(wanted), tuple(found.keys()))
