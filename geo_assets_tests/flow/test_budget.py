@@ -15,7 +15,7 @@ from geo_assets.events.topics import HEADER_VERTEX_COUNT
 from geo_assets.flow.budget import CAPACITY, BudgetFull, Ticket, VertexBudget, vertices_in
 
 ROOM, SMALL, KEPT, WORKERS, MOST = 100, 10, 25, 3, 12
-COSTS = st.one_of(st.integers(1, 12), st.integers(60, 130), st.sampled_from([None, 0, 10, 11, 75, 76, 100, 10**9]))
+COSTS = st.one_of(st.integers(1, 30), st.integers(60, 130), st.sampled_from([None, 0, 10, 11, 75, 76, 100, 10**9]))
 PARTITIONS = st.integers(0, 3)
 
 
@@ -200,6 +200,16 @@ def test_a_giant_does_not_hold_up_small_work_of_other_partitions() -> None:
         edit.refund()
     giants[0].refund()
     assert [ticket.work for ticket in budget.grants()] == ["giant 1"]
+
+
+def test_large_work_leaves_a_worker_to_small_work_however_much_room_there_is() -> None:
+    budget = made()
+    large = [budget.ask(n, n, SMALL + 1, 0.0) for n in range(3)]
+    assert [ticket.work for ticket in budget.grants()] == [0, 1]
+    budget.ask(3, 3, SMALL, 0.0)
+    assert [ticket.work for ticket in budget.grants()] == [3]
+    large[0].refund()
+    assert [ticket.work for ticket in budget.grants()] == [2]
 
 
 def test_small_work_that_never_ends_coming_does_not_hold_up_a_giant() -> None:
