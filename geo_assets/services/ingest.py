@@ -11,9 +11,11 @@ import os
 import random
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +42,7 @@ from geo_assets.services.event_records import event_record, part_of
 from geo_assets.services.fence_features import follow_fence_layers, send_fences
 from geo_assets.services.hot_tiles import HotTiles
 from geo_assets.services.housekeeping import Housekeeper
+from geo_assets.services.ingest_turns import Turns
 from geo_assets.services.ingest_worker import BodyResult, BodyTask, Circumstances, FeatureResult, FeatureTask
 from geo_assets.services.layer_changes import follow_layers
 from geo_assets.services.lost_records import records_in, remember_loss, stop_if_told
@@ -68,7 +71,14 @@ SMALL_BODY = 256_000
 """Bytes up to which a body goes to a worker whole; larger ones are read here, feature by feature, in bounded memory."""
 BODIES_A_CHUNK = 25
 FEATURES_A_CHUNK = 100
-EDITS_A_TRANSACTION = 2_000
+EDITS_A_TRANSACTION = 500
+"""A few tenths of a second, which is how long other edits wait for the store."""
+
+HEAVY_BODY = 64_000
+"""Bytes from which a body is worked on beside the others: below, it takes milliseconds. What waits in the inbox is."""
+
+BESIDE_S = 0.02
+"""Longest wait for records while something heavy is under way."""
 
 MAX_SOURCE = 80
 """Characters of a source that are repeated: a configured one has at most 64."""
@@ -85,6 +95,7 @@ STAGES = StageHistograms(REGISTRY)
 LAG = Gauge("geo_assets_ingest_lag_records", "Raw records not worked off yet.", registry=REGISTRY)
 
 
+HELD = Gauge("geo_assets_ingest_held_records", "Raw records that wait behind heavy ones.", registry=REGISTRY)
 LOST = Counter("geo_assets_ingest_lost_records_total", "Raw records that retention took unread.", registry=REGISTRY)
 
 
@@ -130,40 +141,58 @@ class Ingest:
         self.stack = stack
         self._step = step or (lambda _name: None)
         settings = stack.settings
-        self._pool = WorkerPool(settings.ingest_workers, settings.task_timeout_s, ingest_worker.start, (settings,))
+
+        def workers(count: int) -> WorkerPool:
+            return WorkerPool(count, settings.task_timeout_s, ingest_worker.start, (settings,))
+
+        # One process is for what is light alone: a giant in each of the others holds up no small edit.
+        self._pool, self._heavy_pool = workers(1), workers(max(1, settings.ingest_workers - 1))
+        self._turns = Turns(is_heavy)
+        self._beside = ThreadPoolExecutor(1, thread_name_prefix="heavy")
+        self._under_way: tuple[Record, Future[list[Outcome]]] | None = None
         self._consumer = stack.log.consumer(topics.INGEST_GROUP, [topics.RAW])
         self._callbacks = Callbacks(stack)
         self._hot = HotTiles(settings.hot_tile_rate)
-        self._stored_us = 0
-        """When the first transaction was durable whose hints are not sent; 0 where there is none."""
+        self._hinting = threading.Lock()
 
     def close(self) -> None:
-        """Leave the group and end the workers."""
+        """Leave the group and end the workers; what is heavy and under way is finished first."""
         self._consumer.close()
+        # Before its workers end: without them it would be a dead letter.
+        self._beside.shutdown(wait=True, cancel_futures=True)
         self._pool.close()
+        self._heavy_pool.close()
         self._callbacks.close()
 
     def run(self, stop: threading.Event) -> None:
         """Work until asked to stop; transient faults wait with full jitter and go on from the committed offset."""
         backoff, chance, failed = Backoff(), random.Random(), 0
         self._pool.warm()
+        self._heavy_pool.warm()
         self._sweep()
         while not stop.is_set():
             try:
-                self.run_once(timeout_s=0.5)
+                self._turn(timeout_s=0.5)
                 failed = 0
             except OUTAGES as fault:
                 failed += 1
                 wait_s = backoff.wait_s(failed, chance)
                 log.warning("ingest waits", error=str(fault), seconds=round(wait_s, 1))
-                self._consumer.seek_to_committed()
+                self._again()
                 stop.wait(wait_s)
+
+    def _again(self) -> None:
+        """Everything from the committed offsets on is read once more. What is under way is finished, and done again."""
+        self._turns = Turns(is_heavy)
+        self._under_way = None
+        self._consumer.seek_to_committed()
 
     def _poll(self, timeout_s: float) -> list[Record]:
         """Next records; what retention took unread is said, counted and passed over, or ends ingest."""
         while True:
             try:
-                return self._consumer.poll(POLL_RECORDS, timeout_s)
+                # With enough that waits, it is only told that this member is alive.
+                return self._consumer.poll(0 if self._turns.full else POLL_RECORDS, timeout_s)
             except OffsetOutOfRange as gone:
                 self._skip_lost(gone)
 
@@ -183,7 +212,7 @@ class Ingest:
         # The note before the position: a crash in between tells it again, and never not at all.
         remember_loss(self.stack.ledger, gone, now_ms())
         self.stack.log.commit(topics.INGEST_GROUP, gone.topic, {gone.partition: gone.begin})
-        self._consumer.seek_to_committed()
+        self._again()
 
     def _sweep(self) -> None:
         """What a predecessor stored and did not send."""
@@ -192,14 +221,34 @@ class Ingest:
             log.info("sent what was owed", hints=sent, fences=fences)
 
     def run_once(self, timeout_s: float = 0.0) -> int:
-        """Work off one batch; how many records it had."""
-        records = self._poll(timeout_s)
+        """Work off one batch; how many records came to an end. 0: nothing was there, and nothing is under way."""
+        while True:
+            done = self._turn(timeout_s)
+            if done or self._under_way is None:
+                return done
+
+    def _turn(self, timeout_s: float) -> int:
+        """Work off what is light, and what became light as a heavy record before it has ended; how many records."""
+        started = time.perf_counter()
+        ended = self._ended()
+        light = [] if ended is None else self._turns.done(ended)
+        if not light:
+            if ended is not None:
+                timeout_s = 0.0
+            elif self._under_way is not None:
+                timeout_s = min(timeout_s, BESIDE_S)
+            records = self._poll(timeout_s)
+            light = self._turns.sort(records)
+        self._start_heavy()
+        HELD.set(len(self._turns))
+        if light:
+            self.work(light)
+        # What ended stands before what was light behind it.
+        records = light if ended is None else [ended, *light]
         if not records:
             self._hot.look()
             HOT.set(len(self._hot))
             return 0
-        started = time.perf_counter()
-        self.work(records)
         self._step("commit offsets")
         next_offsets: dict[tuple[str, int], int] = {}
         for record in records:
@@ -209,10 +258,28 @@ class Ingest:
         BATCH_SECONDS.observe(time.perf_counter() - started)
         return len(records)
 
-    def work(self, records: Sequence[Record]) -> list[Outcome]:
-        """Validate, store and announce these records; everything but moving the offset."""
+    def _start_heavy(self) -> None:
+        """Begin the next heavy record, beside everything else, where none is under way."""
+        if self._under_way is None and (record := self._turns.next_heavy()) is not None:
+            self._under_way = record, self._beside.submit(self.work, [record], pool=self._heavy_pool)
+
+    def _ended(self) -> Record | None:
+        """The heavy record that was under way and has ended; what went wrong is raised."""
+        if self._under_way is None or not self._under_way[1].done():
+            return None
+        (record, future), self._under_way = self._under_way, None
+        future.result()
+        return record
+
+    def work(self, records: Sequence[Record], *, pool: WorkerPool | None = None) -> list[Outcome]:
+        """Validate, store and announce these records; everything but moving the offset.
+
+        Args:
+            records: In order. Those of another call, in another thread, are of other partitions.
+            pool: Whose processes validate.
+        """
+        pool = pool or self._pool
         outcomes = [Outcome(_readable(record)) for record in records]
-        self._stored_us = 0
         small: list[tuple[int, BodyTask]] = []
         large: list[tuple[int, BodyTask]] = []
         for index, outcome in enumerate(outcomes):
@@ -224,17 +291,15 @@ class Ingest:
             if task is not None:
                 (small if len(task.body) <= SMALL_BODY else large).append((index, task))
         edits: list[tuple[int, FeatureResult]] = []
-        for index, results in self._small(small, outcomes):
+        for index, results in self._small(small, outcomes, pool):
             edits.extend((index, result) for result in results)
         # Workers end in any order: edits are applied in the order of the log.
         edits.sort(key=lambda pair: (pair[0], pair[1].index))
-        self._store(edits, outcomes)
         # At once: a map waits for them, and for nothing that comes below.
-        self._send_hints()
+        self._send_hints(self._store(edits, outcomes))
         for index, task in large:
-            for results in self._large(index, task, outcomes):
-                self._store([(index, result) for result in results], outcomes)
-            self._send_hints()
+            for results in self._large(index, task, outcomes, pool):
+                self._send_hints(self._store([(index, result) for result in results], outcomes))
         self._pass_on(outcomes)
         self._step("dead letters")
         write_dead_letters(self.stack, [letter for outcome in outcomes for letter in outcome.letters])
@@ -244,12 +309,13 @@ class Ingest:
         self._report(outcomes)
         return outcomes
 
-    def _send_hints(self) -> None:
-        """Tell the builders what was stored so far, in this batch or before it."""
+    def _send_hints(self, stored_us: int) -> None:
+        """Tell the builders what was stored so far, in this batch or before it; when, in microseconds, if just now."""
         self._step("send hints")
-        HINTS.inc(outbox.send_hints(self.stack, stored_us=self._stored_us, stages=STAGES, hot=self._hot))
-        HOT.set(len(self._hot))
-        self._stored_us = 0
+        # One thread at a time: both would send the same rows.
+        with self._hinting:
+            HINTS.inc(outbox.send_hints(self.stack, stored_us=stored_us, stages=STAGES, hot=self._hot))
+            HOT.set(len(self._hot))
 
     # -- reading -----------------------------------------------------------------------------------------------------
     def _open(self, outcome: Outcome) -> BodyTask | None:
@@ -382,11 +448,11 @@ class Ingest:
         return body
 
     def _small(
-        self, tasks: list[tuple[int, BodyTask]], outcomes: list[Outcome]
+        self, tasks: list[tuple[int, BodyTask]], outcomes: list[Outcome], pool: WorkerPool
     ) -> Iterator[tuple[int, tuple[FeatureResult, ...]]]:
         index_of = {id(task): index for index, task in tasks}
         plain = [task for _, task in tasks]
-        for done in self._pool.map(ingest_worker.read_bodies, _chunks(plain, BODIES_A_CHUNK)):
+        for done in pool.map(ingest_worker.read_bodies, _chunks(plain, BODIES_A_CHUNK)):
             index = index_of[id(done.task)]
             result: BodyResult | TaskFailed = done.result
             if isinstance(result, TaskFailed):
@@ -397,12 +463,12 @@ class Ingest:
                 )
             yield index, result.features
 
-    def _large(self, index: int, task: BodyTask, outcomes: list[Outcome]) -> Iterator[list[FeatureResult]]:
+    def _large(
+        self, index: int, task: BodyTask, outcomes: list[Outcome], pool: WorkerPool
+    ) -> Iterator[list[FeatureResult]]:
         """Features of a large body, a transaction's worth at a time."""
         outcome = outcomes[index]
-        info: CollectionInfo | Refused | TaskFailed = next(
-            iter(self._pool.map(ingest_worker.first_passes, [[task]]))
-        ).result
+        info: CollectionInfo | Refused | TaskFailed = next(iter(pool.map(ingest_worker.first_passes, [[task]]))).result
         if isinstance(info, TaskFailed):
             info = _refusal(info)
         if isinstance(info, Refused):
@@ -423,7 +489,7 @@ class Ingest:
             if chunk:
                 yield chunk
 
-        for done in self._pool.map(ingest_worker.validate_features, tasks()):
+        for done in pool.map(ingest_worker.validate_features, tasks()):
             result = done.result
             if isinstance(result, TaskFailed):
                 result = FeatureResult(done.task.index, done.task.raw, None, _refusal(result))
@@ -435,7 +501,9 @@ class Ingest:
             yield sorted(results, key=lambda one: one.index)
 
     # -- storing -----------------------------------------------------------------------------------------------------
-    def _store(self, results: Sequence[tuple[int, FeatureResult]], outcomes: list[Outcome]) -> None:
+    def _store(self, results: Sequence[tuple[int, FeatureResult]], outcomes: list[Outcome]) -> int:
+        """Store what is valid; when the first of it was durable, microseconds since the epoch, 0 where nothing was."""
+        first_us = 0
         for start in range(0, len(results), EDITS_A_TRANSACTION):
             part = results[start : start + EDITS_A_TRANSACTION]
             edits: list[Edit] = []
@@ -455,10 +523,11 @@ class Ingest:
             plan = DirtyPlan(self.stack.layers, self.stack.settings.edit_cap, received_us=received)
             done = self.stack.features.apply(edits, plan, now_ms=now_ms())
             stored_us = now_us()
-            self._stored_us = self._stored_us or stored_us
+            first_us = first_us or stored_us
             STAGES.observe([one.at("stored", stored_us) for one in stamps.values()], "stored")
             for applied, (index, result) in zip(done, owners, strict=True):
                 self._count(applied, outcomes[index], result)
+        return first_us
 
     def _count(self, applied: Applied, outcome: Outcome, result: FeatureResult) -> None:
         outcome.count(applied.outcome)
@@ -518,6 +587,11 @@ class Ingest:
         log.info("ingested", records=len(outcomes), **totals)
 
 
+def is_heavy(record: Record) -> bool:
+    """Whether a raw record may take long to work off: a large body, here or in the inbox."""
+    return len(record.value or b"") > HEAVY_BODY or topics.HEADER_POINTER in record.headers
+
+
 def _refusal(failed: TaskFailed) -> Refused:
     if failed.reason == "timeout":
         return Refused("timeout", explanation=failed.explanation)
@@ -574,6 +648,8 @@ def run(settings: Settings, *, once: bool = False) -> None:
     from geo_assets.stack import Stack
 
     probe()
+    # What is heavy takes the interpreter beside what is light: for a millisecond at a time, not for Python's five.
+    sys.setswitchinterval(0.001)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
