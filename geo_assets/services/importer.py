@@ -153,7 +153,9 @@ def import_reading(
 
     def store() -> None:
         nonlocal lease
-        letters = [_letter(at, one.index, one.raw, one.refused) for one in results if one.refused is not None]
+        letters = [
+            _letter(at, one.index, one.raw, one.refused, one.feature_id) for one in results if one.refused is not None
+        ]
         if edits:
             for applied in stack.features.apply(edits, planned, now_ms=now_ms()):
                 same = applied.outcome == "applied" and applied.edit.event_key in unchanged
@@ -167,7 +169,7 @@ def import_reading(
                         f"above {applied.current_version}, or the same content",
                         "another feature of this import has the same id" if twice else "",
                     )  # fmt: skip
-                    letters.append(_letter(at, index, raw, fault))
+                    letters.append(_letter(at, index, raw, fault, applied.edit.feature_id))
             plan.known |= plan.fresh
             send_fences(stack)
             if outbox.manifest_or_none(stack, manifest_id) is not None:
@@ -228,7 +230,7 @@ def _same(change: Change) -> bool:
     return before.digest == after.digest and (before.min_zoom, before.max_zoom) == (after.min_zoom, after.max_zoom)
 
 
-def _letter(at: Circumstances, index: int, raw: bytes, refused: Refused) -> DeadLetter:
+def _letter(at: Circumstances, index: int, raw: bytes, refused: Refused, feature_id: str | None) -> DeadLetter:
     from geo_assets.events import topics
 
     headers = {
@@ -246,6 +248,7 @@ def _letter(at: Circumstances, index: int, raw: bytes, refused: Refused) -> Dead
         source=at.source.name,
         at_ms=now_ms(),
         event_id=at.event_id,
+        feature_id=feature_id,
         index=index,
         payload=raw,
         headers=headers,

@@ -563,7 +563,7 @@ class Ingest:
             source=headers.get(topics.HEADER_SOURCE, "")[:MAX_SOURCE],
             at_ms=now_ms(),
             event_id=headers.get(topics.HEADER_EVENT_ID, "")[:MAX_PART_ID] or None,
-            feature_id=edit.feature_id if edit is not None else None,
+            feature_id=edit.feature_id if edit is not None else feature.feature_id if feature is not None else None,
             layer=edit.feature.layer if edit is not None and edit.feature is not None else None,
             origin=Origin(record.topic, record.partition, record.offset),
             index=feature.index if feature is not None else None,

@@ -14,6 +14,8 @@ from geo_assets.configuration import load_layers, load_sources
 from geo_assets.events import collection
 from geo_assets.events.collection import CollectionInfo
 from geo_assets.events.dead_letter import Refused
+from geo_assets.events.json_text import loads
+from geo_assets.events.models import feature_id_text
 from geo_assets.events.sources import Source
 from geo_assets.events.validate import FeatureContext, ValidEdit, validate
 from geo_assets.services.fence_features import check_fence
@@ -64,6 +66,8 @@ class FeatureResult:
     """Kept for the dead letter of a refused feature; empty for a valid one."""
     edit: ValidEdit | None
     refused: Refused | None
+    feature_id: str | None = None
+    """Of a refused feature, where it says one: JSON text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +133,17 @@ def _validate(task: FeatureTask) -> FeatureResult:
         edit = validate(task.raw, context_of(task, _settings, _layers))
         check_fence(edit, _layers)
     except Refused as fault:
-        return FeatureResult(task.index, task.raw, None, fault)
+        return FeatureResult(task.index, task.raw, None, fault, _id_in(task.raw))
     return FeatureResult(task.index, b"", edit, None)
+
+
+def _id_in(raw: bytes) -> str | None:
+    """The id of a feature that was refused, so that people know which one; None where it has none or cannot be read."""
+    try:
+        value: Any = loads(raw)
+        return feature_id_text(value.get("id")) if isinstance(value, dict) else None
+    except ValueError:
+        return None
 
 
 def context_of(task: FeatureTask, settings: Settings, layers: Any) -> FeatureContext:

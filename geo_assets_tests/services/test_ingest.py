@@ -115,6 +115,20 @@ def test_replay_after_a_fix_applies_once_and_never_undoes_something_newer(world:
     assert next(iter(world.stack.features.scan())).version == 9
 
 
+@pytest.mark.parametrize(
+    ("said", "known"),
+    [(7, "7"), ("a[/red]", '"a[/red]"'), (2**70, str(2**70)), (None, None), (True, None), ([1], None), ("", None)],
+)
+def test_a_dead_letter_says_which_feature_it_was_where_that_can_be_read(
+    world: World, said: object, known: object
+) -> None:
+    far_off = {**feature(1, 1, at=(24.9, 95.0)), "id": said}
+    (letter,) = world.edit(far_off).letters
+    assert letter.feature_id == known
+    (letter,) = world.edit({"type": "FeatureCollection", "features": [far_off]}).letters
+    assert letter.feature_id == known
+
+
 def test_junk_among_dead_letters_is_one_line_however_much_it_is_and_hides_no_letter(world: World) -> None:
     world.stack.log.append([NewRecord(topics.DEAD_LETTERS, "x", value, {}) for value in (b"junk", b"{}", b"[]")])
     world.edit(b"nonsense", event_id="x")
