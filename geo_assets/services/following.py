@@ -16,6 +16,7 @@ import numpy as np
 
 from geo_assets.services.build_worker import boxes_of
 from geo_assets.services.encoding import Shown, shown_of
+from geo_assets.tiles.encode.assembly import halves
 from resources.feature_store.protocol import Changes, Position, TileBox
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class Follower:
                 self._drop(keys[number])
                 if len(shown.number) >= FOLLOWED_FROM:
                     # What changed since the log was read may be in it already, and comes once more.
-                    self._keep(keys[number], Followed(_copied(shown), self._position.number, 0))
+                    self._keep(keys[number], Followed(_by_digest(shown), self._position.number, 0))
         return [found[key] for key in keys]
 
     def _catch_up(self) -> None:
@@ -142,14 +143,18 @@ class Follower:
             self._nbytes -= _nbytes(dropped.shown)
 
 
-def _copied(shown: Shown) -> Shown:
-    """The same in arrays of its own: those of an answer are cut from the answer for all tiles."""
+def _by_digest(shown: Shown) -> Shown:
+    """The same sorted by digest, in arrays of its own.
+
+    So it is hashed and matched in a quarter of the time; and an answer of the store is cut from one for all tiles.
+    """
+    order = halves(shown.digest)[0].argsort(kind="stable")
     return replace(
         shown,
-        digest=shown.digest.copy(),
-        number=shown.number.copy(),
-        vertices_each=shown.vertices_each.copy(),
-        time_each=shown.time_each.copy(),
+        digest=shown.digest[order],
+        number=shown.number[order],
+        vertices_each=shown.vertices_each[order],
+        time_each=shown.time_each[order],
     )
 
 
@@ -164,15 +169,17 @@ def _exchanged(shown: Shown, changes: Changes, new: np.ndarray, box: TileBox) ->
     )  # fmt: skip
     if stay.all() and not len(here):
         return shown
-    time_ms = np.concatenate([shown.time_each[stay], changes.time_ms[here]])
     vertices = np.concatenate([shown.vertices_each[stay], changes.vertices[here]])
-    return Shown(
-        digest=np.concatenate([shown.digest[stay], changes.digest[here]]),
-        number=np.concatenate([shown.number[stay], changes.number[here]]),
-        vertices_each=vertices,
-        time_each=time_ms,
-        vertices=int(vertices.sum()),
-        data_time_ms=int(time_ms.max(initial=0)),
+    time_ms = np.concatenate([shown.time_each[stay], changes.time_ms[here]])
+    return _by_digest(
+        Shown(
+            digest=np.concatenate([shown.digest[stay], changes.digest[here]]),
+            number=np.concatenate([shown.number[stay], changes.number[here]]),
+            vertices_each=vertices,
+            time_each=time_ms,
+            vertices=int(vertices.sum()),
+            data_time_ms=int(time_ms.max(initial=0)),
+        )
     )
 
 

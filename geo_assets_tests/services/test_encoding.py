@@ -255,21 +255,25 @@ def test_a_tile_that_is_forced_is_read_and_encoded_anew_which_heals_what_is_kept
     object.__setattr__(lies, "high", fine.high)
     object.__setattr__(lies, "low", fine.low)
     cache.put(current_recipe(stack.layers), TILE.key, lies)
+    broken_one, healed = (build_in(stack, [task(fresh=fresh)], cache=cache)[0] for fresh in (False, True))
+    assert broken_one.content_hash != healed.content_hash == workkey.tile_hash(good.encoded.data)
+    cache.put(current_recipe(stack.layers), TILE.key, lies)
     boxes = boxes_of([TILE.key], stack.layers)
     assert again(stack, boxes, [TILE], cache)[0].encoded != good.encoded
     assert again(stack, boxes, [TILE], cache, fresh={0}) == [good]
     assert again(stack, boxes, [TILE], cache) == [good]
 
 
-def task(tile: Tile = TILE) -> BuildTask:
-    return BuildTask(tile.key, 0, None, None, True, 5)
+def task(tile: Tile = TILE, *, fresh: bool = False) -> BuildTask:
+    return BuildTask(tile.key, 0, None, None, True, 5, fresh=fresh)
 
 
 def comparable(built: Built) -> tuple[Any, ...]:
     return built.work_key, built.content_hash, built.bytes, built.features, built.vertices, built.data_time_ms
 
 
-def test_a_fault_in_what_is_kept_costs_no_tile(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_fault_in_what_is_kept_costs_no_tile(stack: Stack, monkeypatch: pytest.MonkeyPatch, alone: bool) -> None:
     fill(stack)
     cache = EncodedCache(10_000_000)
     (first,) = build_in(stack, [task()], cache=cache)
@@ -281,8 +285,9 @@ def test_a_fault_in_what_is_kept_costs_no_tile(stack: Stack, monkeypatch: pytest
     apply(stack, upsert(stored(7, 2, name="new")))
     with monkeypatch.context() as patch:
         patch.setattr(EncodedFeatures, "changed", fails)
-        built = build_in(stack, [task(), task(Tile(14, TILE.x + 9, TILE.y))], cache=cache)
-    assert [one.error for one in built] == [None, None]
+        others = [] if alone else [task(Tile(14, TILE.x + 9, TILE.y))]
+        built = build_in(stack, [task(), *others], cache=cache)
+    assert {one.error for one in built} == {None}
     assert len(cache) == 0
     assert comparable(built[0]) == comparable(build_in(stack, [task()])[0])
     assert built[0].content_hash != first.content_hash

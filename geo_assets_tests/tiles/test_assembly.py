@@ -246,7 +246,7 @@ BROKEN = {
     "a key": lambda kept: replace(kept, names=[f"{name}2" for name in kept.names]),
     "a value's place": lambda kept: replace(kept, value=flipped(kept.value)),
     "a value": lambda kept: replace(kept, fields=other_strings(kept.fields)),
-    "a tag": lambda kept: replace(kept, key=np.roll(kept.key, 1), key_number=np.roll(kept.key_number, 1)),
+    "a tag": lambda kept: replace(kept, key=np.roll(kept.key, 1)),
     "a body's length": lambda kept: replace(kept, body_bytes=kept.body_bytes - 1, key_number=kept.key_number - 1),
     "the box": lambda kept: replace(kept, box=kept.box + 1),
     "whose an item is": lambda kept: replace(kept, feature=np.roll(kept.feature, 1)),

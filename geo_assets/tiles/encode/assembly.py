@@ -22,7 +22,7 @@ from geo_assets.tiles.encode.ragged import Bools, Ints, offsets, spread, sums, w
 from geo_assets.tiles.encode.records import EncodedTile, LeftOut, TileFeatures, in_order
 from geo_assets.tiles.encode.rows import Rows
 from geo_assets.tiles.encode.tags import key_field, place_of_value
-from geo_assets.tiles.encode.varint import Unsigned
+from geo_assets.tiles.encode.varint import Bytes, Unsigned, sizes
 from geo_assets.tiles.layers import LayerSet
 from geo_assets.tiles.tile import Tile
 
@@ -34,6 +34,41 @@ _VALUE_BYTES = 64
 _OVERHEAD_BYTES = 6_000
 """Of the arrays themselves, whatever is in them."""
 
+_MOST_RUNS = 200
+"""Runs up to which an array is copied run by run: a slice costs as much as some thirty single items."""
+_FEW_NEW = 16
+"""Items up to which each is put into its place; beyond, sorting all of them anew is quicker."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """Numbers in some order, as runs of neighbours: few where little changed, and each is copied as a whole."""
+
+    begin: Ints
+    end: Ints
+
+    @classmethod
+    def of(cls, index: Ints) -> Self:
+        """The runs of an order."""
+        if not len(index):
+            return cls(index, index)
+        breaks = where(index[1:] != index[:-1] + 1)
+        return cls(index[np.concatenate([[0], breaks + 1])], index[np.concatenate([breaks, [len(index) - 1]])] + 1)
+
+    def pairs(self) -> Iterable[tuple[int, int]]:
+        """Begin and end of each run."""
+        return zip(self.begin.tolist(), self.end.tolist(), strict=True)
+
+    def within(self, bounds: Ints) -> Self:
+        """The same of what lies between bounds: the tags of items, the bytes of strings."""
+        return type(self)(bounds[self.begin], bounds[self.end])
+
+    def take(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The items of an array in this order."""
+        if len(self.begin) > _MOST_RUNS:
+            return array[spread(self.begin, self.end - self.begin)]
+        return np.concatenate([array[:0], *(array[first:last] for first, last in self.pairs())])
+
 
 @dataclass(frozen=True, slots=True)
 class Strings:
@@ -42,15 +77,11 @@ class Strings:
     data: bytes
     bounds: Ints
 
-    def take(self, index: Ints) -> Self:
-        """The strings of these numbers, copied in runs of neighbours."""
-        if not len(index):
-            return type(self)(b"", np.zeros(1, np.int64))
-        breaks = where(index[1:] != index[:-1] + 1)
-        begin: list[int] = self.bounds[index[np.concatenate([[0], breaks + 1])]].tolist()
-        end: list[int] = self.bounds[index[np.concatenate([breaks, [len(index) - 1]])] + 1].tolist()
-        data = b"".join([self.data[first:last] for first, last in zip(begin, end, strict=True)])
-        return type(self)(data, offsets(self.bounds[index + 1] - self.bounds[index]))
+    def take(self, runs: _Runs) -> Self:
+        """The strings of these numbers."""
+        lengths = self.bounds[1:] - self.bounds[:-1]
+        parts = [self.data[first:last] for first, last in runs.within(self.bounds).pairs()]
+        return type(self)(b"".join(parts), offsets(runs.take(lengths)))
 
     def followed_by(self, more: Self) -> Self:
         """These strings, then the others."""
@@ -162,69 +193,67 @@ class EncodedFeatures:
         """
         if keep.all() and not len(more):
             return self
-        feature, number, high, low = self._features(keep, more)
+        feature, high, low = self._features(keep, more)
+        count = len(self)
         left_out = [(int(feature[of]), left) for of, left in self.left_out if keep[of]]
-        left_out += [(int(number[of]), left) for of, left in more.left_out]
+        left_out += [(int(feature[count + of]), left) for of, left in more.left_out]
         stay = where(keep[self.feature])
 
-        def column(name: str) -> npt.NDArray[Any]:
-            return np.concatenate([getattr(self, name)[stay], getattr(more, name)])
-
-        sources, source, _ = _union(self.sources, self.source[stay], more.sources, more.source)
-        text = column("text")
-        ours, others = self.text[stay], more.text
-        texts, place_of_text, _ = _union(self.texts, ours[ours > 0] - 1, more.texts, others[others > 0] - 1)
-        text[text > 0] = place_of_text + 1
-        layer, own_id = column("layer"), column("id")
-        # Items of one feature stay in their order: they come side by side, sorted by kind.
-        order = np.lexsort((own_id, text, source, layer))
-
-        # What has tags and bytes: first of these, then of those that come in.
-        item = np.concatenate([stay, np.arange(len(self.layer), len(self.layer) + len(more.layer))])[order]
-        counts = np.concatenate([self.tag_counts, more.tag_counts]).astype(np.int64)
+        # From here on everything is numbered as if the others stood behind these.
+        items, counts = len(self.layer), np.concatenate([self.tag_counts, more.tag_counts])
         tag_bounds = offsets(counts)
-        tag = spread(tag_bounds[item], counts[item])
-        own = spread(tag_bounds[stay], counts[stay])
-        place = np.empty(len(self.key) + len(more.key), np.int64)
-        place[np.concatenate([own, np.arange(len(self.key), len(place))])] = np.arange(len(own) + len(more.key))
-        names, key, _ = _union(self.names, self.key[own], more.names, more.key)
-        values, value, origin = _union(self.values, self.value[own], more.values, more.value, place_of_value)
+        sources, source, _ = _union(self.sources, more.sources, self.source, more.source, stay)
+        ours, others = where(self.text > 0), where(more.text > 0)
+        text = np.concatenate([self.text, more.text])
+        texts, place_of_text, _ = _union(
+            self.texts, more.texts, self.text[ours] - 1, more.text[others] - 1, where(keep[self.feature[ours]])
+        )
+        text[np.concatenate([ours, items + others])] = place_of_text + 1
+        layer, own_id = np.concatenate([self.layer, more.layer]), np.concatenate([self.id, more.id])
+        # Items of one feature stay in their order: they come side by side, sorted by kind.
+        item = _in_order((layer, source, text, own_id), stay, np.arange(items, len(layer)))
+        of_items = _Runs.of(item)
+        of_tags = of_items.within(tag_bounds)
+        own = _Runs.of(stay).within(tag_bounds).take(np.arange(len(self.key)))
+        names, key, _ = _union(self.names, more.names, self.key, more.key, own)
+        values, value, origin = _union(self.values, more.values, self.value, more.value, own, place_of_value)
+
+        def taken(name: str, runs: _Runs = of_items) -> npt.NDArray[Any]:
+            return runs.take(np.concatenate([getattr(self, name), getattr(more, name)]))
+
         return replace(
             self,
             high=high,
             low=low,
             left_out=tuple(left_out),
-            feature=np.concatenate([feature[self.feature[stay]], number[more.feature]])[order].astype(np.int32),
-            layer=layer[order],
-            source=source[order],
-            text=text[order],
-            id=own_id[order],
-            box=column("box")[order],
-            body_bytes=column("body_bytes")[order],
-            written=self.written.followed_by(more.written).take(item),
-            tag_counts=counts[item].astype(np.int32),
-            key=key[place[tag]],
-            value=value[place[tag]],
-            key_number=np.concatenate([self.key_number, more.key_number])[tag],
-            value_number=np.concatenate([self.value_number, more.value_number])[tag],
+            feature=feature[of_items.take(np.concatenate([self.feature, more.feature + count]))].astype(np.int32),
+            layer=of_items.take(layer),
+            source=of_items.take(source),
+            text=of_items.take(text),
+            id=of_items.take(own_id),
+            box=taken("box"),
+            body_bytes=taken("body_bytes"),
+            written=self.written.followed_by(more.written).take(of_items),
+            tag_counts=of_items.take(counts),
+            key=of_tags.take(key),
+            value=of_tags.take(value),
+            key_number=taken("key_number", of_tags),
+            value_number=taken("value_number", of_tags),
             sources=sources,
             texts=texts,
             names=names,
             values=values,
-            fields=self.fields if origin is None else self.fields.followed_by(more.fields).take(origin),
+            fields=self.fields if origin is None else self.fields.followed_by(more.fields).take(_Runs.of(origin)),
         )
 
-    def _features(self, keep: Bools, more: Self) -> tuple[Ints, Ints, Unsigned, Unsigned]:
-        """New numbers of these features (of those that stay) and of the others, and all digests in order."""
-        high = np.concatenate([self.high[keep], more.high])
-        low = np.concatenate([self.low[keep], more.low])
+    def _features(self, keep: Bools, more: Self) -> tuple[Ints, Unsigned, Unsigned]:
+        """New numbers of these features and the others behind them (-1 for those that go), and all digests in order."""
+        left = np.concatenate([where(keep), np.arange(len(self), len(self) + len(more))])
+        high = np.concatenate([self.high, more.high])[left]
         order = high.argsort(kind="stable")
-        number = np.empty(len(order), np.int64)
-        number[order] = np.arange(len(order))
-        stay = len(order) - len(more)
-        feature = np.full(len(self), -1, np.int64)
-        feature[keep] = number[:stay]
-        return feature, number[stay:], high[order], low[order]
+        number = np.full(len(self) + len(more), -1, np.int64)
+        number[left[order]] = np.arange(len(order))
+        return number, high[order], np.concatenate([self.low, more.low])[left[order]]
 
     def assembled(self, tile: Tile, layers: LayerSet) -> tuple[EncodedTile, Self]:
         """Make the tile.
@@ -249,7 +278,11 @@ class EncodedFeatures:
         written = self.written
         if len(stale):
             tag = spread(tag_bounds[stale], counts[stale])
-            written = self._written(stale, lengths, counts[stale], key[tag], value[tag])
+            patched, done = self._patched(stale, offsets(counts[stale]), tag, key, value)
+            if not done.all():
+                stale, whole = stale[~done], (~done).repeat(counts[stale])
+                patched = self._rewritten(patched, stale, lengths, counts[stale], key[tag[whole]], value[tag[whole]])
+            written = patched
         messages: list[bytes] = []
         ends: list[int] = written.bounds[self.layer.searchsorted(np.arange(step + 1))].tolist()
         for number, name in enumerate(layers.names):
@@ -261,7 +294,7 @@ class EncodedFeatures:
                     name.encode(),
                     written.data[ends[number] : ends[number + 1]],
                     b"".join([key_field(self.names[place]) for place in used]),
-                    self.fields.take(values[value_bounds[number] : value_bounds[number + 1]]).data,
+                    self.fields.take(_Runs.of(values[value_bounds[number] : value_bounds[number + 1]])).data,
                     layers.extent,
                 )
             )
@@ -270,17 +303,53 @@ class EncodedFeatures:
         )
         return encoded, replace(self, written=written, key_number=key_number, value_number=value_number)
 
-    def _written(self, stale: Ints, lengths: Ints, counts: Ints, key: Unsigned, value: Unsigned) -> Strings:
+    def _patched(self, stale: Ints, bounds: Ints, tag: Ints, key: Unsigned, value: Unsigned) -> tuple[Strings, Bools]:
+        """The items as they are written, with other numbers of tags where those take as many bytes as the old ones.
+
+        Args:
+            stale: Items of which some number is another.
+            bounds: (stale + 1) where the tags of each begin in `tag`.
+            tag: Their tags.
+            key: (all tags) numbers of keys.
+            value: (all tags) numbers of values.
+
+        Returns:
+            The items, and which of those that are stale are done.
+        """
+        old_key, old_value = self.key_number[tag].astype(np.uint64), self.value_number[tag].astype(np.uint64)
+        new_key, new_value = key[tag], value[tag]
+        key_bytes, value_bytes = sizes(new_key), sizes(new_value)
+        alike = (sizes(old_key) == key_bytes) & (sizes(old_value) == value_bytes)
+        ends = self.written.bounds[stale + 1] - self.body_bytes[stale]
+        done = (ends > self.written.bounds[stale]) & (sums(~alike, bounds) == 0)
+        if not done.any():
+            return self.written, done
+        # The tags of an item end where its body begins.
+        tag_ends = (key_bytes + value_bytes).cumsum()
+        last = offsets(key_bytes + value_bytes)[bounds[1:]]
+        at = tag_ends + (ends - last).repeat(bounds[1:] - bounds[:-1])
+        of_done = done.repeat(bounds[1:] - bounds[:-1])
+        data = np.frombuffer(self.written.data, np.uint8).copy()
+        of_values = where(of_done & (new_value != old_value))
+        _overwrite(data, at[of_values] - value_bytes[of_values], new_value[of_values], value_bytes[of_values])
+        of_keys = where(of_done & (new_key != old_key))
+        before = value_bytes[of_keys] + key_bytes[of_keys]
+        _overwrite(data, at[of_keys] - before, new_key[of_keys], key_bytes[of_keys])
+        return Strings(data.tobytes(), self.written.bounds), done
+
+    def _rewritten(
+        self, written: Strings, stale: Ints, lengths: Ints, counts: Ints, key: Unsigned, value: Unsigned
+    ) -> Strings:
         """The items as they are written, those that are stale with other heads before the same bodies."""
         body_bytes = self.body_bytes[stale].astype(np.int64)
         data, head_bounds = heads(self.id[stale], self.text[stale] == 0, counts, key, value, body_bytes)
         head = data.tobytes()
         begin: list[int] = head_bounds.tolist()
-        bounds = self.written.bounds
+        bounds = written.bounds
         last: list[int] = bounds[stale].tolist()
         end: list[int] = bounds[stale + 1].tolist()
         body: list[int] = (bounds[stale + 1] - body_bytes).tolist()
-        old = self.written.data
+        old = written.data
         parts: list[bytes] = []
         at = 0
         for number, until in enumerate(last):
@@ -296,8 +365,10 @@ class EncodedFeatures:
     def _extent(self) -> tuple[int, int, int, int] | None:
         if not len(self.box):
             return None
-        west, north = self.box[:, :2].min(axis=0).tolist()
-        east, south = self.box[:, 2:].max(axis=0).tolist()
+        # Row by row: numpy is ten times slower along the other axis.
+        box = self.box.T.copy()
+        west, north = box[:2].min(axis=1).tolist()
+        east, south = box[2:].max(axis=1).tolist()
         return west, north, east, south
 
 
@@ -369,7 +440,7 @@ def _encoded(
             id=rows.ids[row],
             box=box[item],
             body_bytes=(body_bounds[1:] - body_bounds[:-1])[item].astype(np.int32),
-            written=every.take(np.arange(item.start, item.stop)),
+            written=every.take(_Runs(np.array([item.start]), np.array([item.stop]))),
             tag_counts=counts.astype(np.int32),
             key=key.astype(np.int32),
             value=value.astype(np.int32),
@@ -405,29 +476,63 @@ def _small(value: Any) -> Any:
     return _bytes(value) if isinstance(value, str) else value
 
 
+def _overwrite(data: Bytes, at: Ints, values: Unsigned, lengths: Ints) -> None:
+    """Write numbers as varints into bytes, each as long as the one that stands there."""
+    for byte in range(int(lengths.max(initial=0))):
+        has = where(lengths > byte)
+        low = (values[has] >> np.uint64(7 * byte)).astype(np.uint8) & np.uint8(0x7F)
+        data[at[has] + byte] = low | ((lengths[has] > byte + 1).view(np.uint8) << np.uint8(7))
+
+
+def _in_order(keys: tuple[npt.NDArray[Any], ...], sorted_already: Ints, others: Ints) -> Ints:
+    """Numbers of items, sorted by keys.
+
+    Args:
+        keys: (all items) what they are sorted by, the first key first.
+        sorted_already: Numbers of items, sorted by the keys.
+        others: Numbers of others, sorted by the keys; none has the keys of one of the former.
+    """
+    if len(others) > _FEW_NEW:
+        both = np.concatenate([sorted_already, others])
+        return both[np.lexsort([key[both] for key in reversed(keys)])]
+    if not len(others):
+        return sorted_already
+    columns = [key[sorted_already] for key in keys]
+    places: list[int] = []
+    for other in others.tolist():
+        first, last = 0, len(sorted_already)
+        for key, column in zip(keys, columns, strict=True):
+            here = column[first:last]
+            first, last = (first + int(here.searchsorted(key[other], side)) for side in ("left", "right"))
+        places.append(first)
+    return np.insert(sorted_already, places, others)
+
+
 def _itself(value: Any) -> Any:
     return value
 
 
 def _union(
     table: list[Any],
-    code: npt.NDArray[Any],
     more: list[Any],
-    more_code: npt.NDArray[Any],
+    code: Numbers,
+    more_code: Numbers,
+    stays: Ints,
     place: Callable[[Any], Any] = _itself,
 ) -> tuple[list[Any], Numbers, Ints | None]:
     """One sorted table of two, without what nobody uses.
 
     Args:
         table: Sorted, each once.
-        code: Places in it that are used.
         more: Sorted, each once, all of them used.
-        more_code: Places in that.
+        code: Places in `table`.
+        more_code: Places in `more`.
+        stays: Which of `code` are still used.
         place: What they are sorted by.
 
     Returns:
-        The table; all codes as places in it; where each entry comes from, in `table` or behind its end in `more`, None
-        when `table` stays as it is.
+        The table; `code` and `more_code` as places in it (those that are not used anywhere); where each entry comes
+        from, in `table` or behind its end in `more`, None when `table` stays as it is.
     """
     count = len(table)
     at = np.array([bisect_left(table, place(each), key=place) for each in more], np.int64)
@@ -436,16 +541,16 @@ def _union(
         np.bool_,
     )
     used = np.zeros(count, np.bool_)
-    used[code] = True
+    used[code[stays]] = True
     used[at[known]] = True
     if used.all() and known.all():
-        return table, np.concatenate([code, at[more_code]]).astype(np.int32), None
+        return table, np.concatenate([code, at[more_code].astype(np.int32)]), None
     new = where(~known)
     origin = np.insert(np.arange(count), at[new], count + new)
     origin = origin[np.concatenate([used, np.ones(len(more), np.bool_)])[origin]]
-    to = np.zeros(count + len(more), np.int64)
+    to = np.zeros(count + len(more), np.int32)
     to[origin] = np.arange(len(origin))
     to[count + where(known)] = to[at[known]]
     both = table + more
-    merged = [both[index] for index in origin.tolist()]
-    return merged, to[np.concatenate([code, count + more_code])].astype(np.int32), origin
+    merged = [item for first, last in _Runs.of(origin).pairs() for item in both[first:last]]
+    return merged, to[np.concatenate([code, more_code + np.int32(count)])], origin
