@@ -73,7 +73,7 @@ export function liveTiles(map, { source, url, resume, onChange, onRefresh, onRes
   const known = new Map(); // key -> the newest change heard
   const pending = new Map(); // key -> a change that the map does not show yet
   const loading = new Set(); // keys whose first load is under way: those bytes may be the old ones
-  let timer = 0, warned = false;
+  let timer = 0, asked = -20, warned = false;
 
   const remember = (store, key, value) => {
     store.delete(key);
@@ -92,6 +92,7 @@ export function liveTiles(map, { source, url, resume, onChange, onRefresh, onRes
 
   const ask = () => {
     timer = 0;
+    asked = performance.now();
     if (!pending.size || !map.getSource(source)) return;
     const last = lastZoom(), zoom = Math.floor(map.getZoom()), views = new Map(), wanted = [];
     const view = (z) => views.get(z) ?? views.set(z, inView(z)).get(z);
@@ -105,7 +106,8 @@ export function liveTiles(map, { source, url, resume, onChange, onRefresh, onRes
     }
     if (wanted.length) map.refreshTiles(source, wanted);
   };
-  const soon = () => { timer ||= setTimeout(ask, 20); }; // a burst of changes is one call
+  // The first change is asked for at once; of a burst, all that comes within 20 ms is one more call.
+  const soon = () => { timer ||= setTimeout(ask, Math.max(0, asked + 20 - performance.now())); };
 
   const keyOfEvent = (event) => {
     const id = event.sourceId === source && event.tile?.tileID?.canonical;
