@@ -43,6 +43,9 @@ from resources.snapshots import LOCK_TIMEOUT_S
 SCAN_PIECE = 1_000
 """Features a scan reads at once: their geometries are a megabyte or so, and no snapshot is held meanwhile."""
 
+FEW_BOXES = 100
+"""Boxes up to which digests are collected box by box; of thousands, which share features, those are fetched once."""
+
 _WATERMARK_OF, _RECEIVED_OF = "watermark:", "received:"
 """Before a source's name: names in `ga_meta` of how current it is."""
 
@@ -66,7 +69,7 @@ _NEAR = f"""place.minx <= box.east + {_TINY} AND place.maxx >= box.west - {_TINY
 _PAIRS = f"""SELECT box.number, group_concat(place.id) FROM box CROSS JOIN ga_place AS place
     WHERE {_NEAR} GROUP BY box.number ORDER BY box.number"""
 
-# A row a box here too, and no row a feature: a third of the time of fetching them where tiles share few features.
+# A row a box here too, and no row a feature: a third of the time where tiles share few features.
 _DIGESTS = f"""SELECT box.number, count(*), group_concat(hex(f.digest), ''), group_concat(f.vertex_count),
         group_concat(f.fid), group_concat(f.event_time_ms)
     FROM box CROSS JOIN ga_place AS place CROSS JOIN {TABLE} AS f ON f.fid = place.id
@@ -82,6 +85,9 @@ _NOTHING = bytes(16), 0, 0, 1, 0, 0.0, 0.0, 0.0, 0.0
 """In place of what is left of a feature that shows nowhere."""
 
 Ints = npt.NDArray[np.int64]
+
+_Pairs = tuple[Ints, npt.NDArray[np.uint8], Ints, Ints, Ints]
+"""Of each pair of box and feature: the box, the feature's digest, vertices, number and time."""
 
 
 class GeoPackageStore:
@@ -276,23 +282,31 @@ class GeoPackageStore:
     def digests(self, boxes: Sequence[TileBox]) -> TileDigests:
         """Digests of the features that show in each box: one snapshot, one query for thousands of boxes."""
         with self._file.reading() as db:
-            self._ask_boxes(db, boxes)
-            rows = db.execute(_DIGESTS).fetchall()
             position = _position(db)
-        tiles, counts, digests, vertices, numbers, times = zip(*rows, strict=True) if rows else [()] * 6
-        time_ms = _listed(times)
+            pairs = self._digests_by_box(db, boxes) if len(boxes) <= FEW_BOXES else self._digests_at_once(db, boxes)
+        pair_tile, digest, vertices, numbers, time_ms = pairs
         newest = np.zeros(len(boxes), np.int64)
-        if rows:
-            newest[list(tiles)] = np.maximum.reduceat(time_ms, np.cumsum((0, *counts[:-1])))
-        return TileDigests(
-            pair_tile=np.array(tiles, np.int64).repeat(np.array(counts, np.int64)),
-            pair_digest=np.frombuffer(bytes.fromhex("".join(digests)), np.uint8).reshape(-1, 16),
-            pair_vertices=_listed(vertices),
-            pair_number=_listed(numbers),
-            pair_time_ms=time_ms,
-            data_time_ms=newest,
-            position=position,
+        if len(pair_tile):
+            starts = np.flatnonzero(np.diff(pair_tile, prepend=-1))
+            newest[pair_tile[starts]] = np.maximum.reduceat(time_ms, starts)
+        return TileDigests(pair_tile, digest, vertices, numbers, time_ms, newest, position)
+
+    def _digests_by_box(self, db: sqlite3.Connection, boxes: Sequence[TileBox]) -> _Pairs:
+        self._ask_boxes(db, boxes)
+        rows = db.execute(_DIGESTS).fetchall()
+        tiles, counts, digests, vertices, numbers, times = zip(*rows, strict=True) if rows else [()] * 6
+        return (
+            np.array(tiles, np.int64).repeat(np.array(counts, np.int64)),
+            np.frombuffer(bytes.fromhex("".join(digests)), np.uint8).reshape(-1, 16),
+            _listed(vertices),
+            _listed(numbers),
+            _listed(times),
         )
+
+    def _digests_at_once(self, db: sqlite3.Connection, boxes: Sequence[TileBox]) -> _Pairs:
+        pair_tile, pair_row, rows = self._pairs(db, boxes, "digest, vertex_count, event_time_ms")
+        vertices, numbers, times = (_ints(rows, column)[pair_row] for column in (6, 0, 7))
+        return pair_tile, _digests(rows, 5)[pair_row], vertices, numbers, times
 
     def changes(self, since: Position, limit: int) -> Changes | None:
         """What changed since a position; None where that is too much, too long ago, or of another history."""
