@@ -32,7 +32,7 @@ class CliError(Exception):
 
 def complain(message: str) -> None:
     """One line on standard error."""
-    err.print(f"[red]geo-assets:[/red] {_escape(message)}", soft_wrap=True)
+    err.print(f"[red]geo-assets:[/red] {escape(message)}", soft_wrap=True)
 
 
 def duration(seconds: float) -> str:
@@ -44,10 +44,11 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3_600:,.1f} h" if seconds < 172_800 else f"{seconds / 86_400:,.1f} d"
 
 
-def _escape(text: str) -> str:
-    from rich.markup import escape
+def escape(text: str) -> str:
+    """Text of somebody else's as it is shown in a line or a table: what looks like markup is no markup."""
+    from rich.markup import escape as escaped
 
-    return escape(text)
+    return escaped(text)
 
 
 def settings(**changes: object) -> Settings:

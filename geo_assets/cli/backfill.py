@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from geo_assets.cli.answers import CliError, duration, err, open_home, out
+from geo_assets.cli.answers import CliError, duration, err, escape, open_home, out
 
 if TYPE_CHECKING:
     from geo_assets.services.backfills import Estimate, RegionPlan
@@ -95,7 +95,10 @@ def show_plan(plan: RegionPlan, costs: Estimate) -> None:
     """The width by zoom, what is up to date, and what the rest costs."""
     from rich.table import Table
 
-    table = Table(title=f"{plan.title}: {costs.tiles:,} tiles", title_justify="left", title_style="bold", box=None)
+    out.print(
+        f"[bold]{escape(plan.title)}: {costs.tiles:,} {'tile' if costs.tiles == 1 else 'tiles'}[/bold]", soft_wrap=True
+    )
+    table = Table(box=None)
     for column in ("zoom", "tiles", "up to date", "vertices to encode"):
         table.add_column(column, justify="right")
     about = "" if costs.exact else "~"
@@ -144,7 +147,7 @@ def list_backfills(
         table.add_column(column, justify="right")
     table.add_column("title")
     for one, so_far in rows:
-        title = one.problem or one.title
+        title = escape(one.problem or one.title)
         table.add_row(one.id, one.kind, one.state, f"{so_far.done:,}", f"{one.tiles:,}", f"{so_far.failed:,}", title)
     out.print(table)
 
@@ -173,6 +176,11 @@ def cancel_backfill(manifest: str = typer.Argument(help="Id of the manifest.")) 
         except UnknownManifest:
             raise CliError(f"there is no manifest {manifest!r}: geo-assets backfills list names them") from None
     out.print(f"manifest {manifest} cancelled: {count:,} tiles are no longer wanted by it")
+    if given.kind != "backfill":
+        out.print(
+            f"what the {given.kind} changed stays stored, and the map does not show it where tiles were still waiting: "
+            "geo-assets backfill builds them"
+        )
 
 
 def follow(stack: Stack, manifest_id: str, *, poll_s: float = 0.5) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from geo_assets.cli.answers import CliError, err, open_home, out
+from geo_assets.cli.answers import CliError, err, escape, open_home, out
 
 if TYPE_CHECKING:
     from geo_assets.events.sources import Source
@@ -97,7 +97,7 @@ def import_file(
         )
         started = time.monotonic()
         with Progress(*columns, console=err) as bar:
-            task = bar.add_task(file.name, total=reading.total, speed="")
+            task = bar.add_task(escape(file.name), total=reading.total, speed="")
 
             def show(done: Imported) -> None:
                 stored = sum(done.outcomes.values()) + sum(done.refused.values())

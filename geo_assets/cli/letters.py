@@ -6,11 +6,11 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from geo_assets.cli.answers import CliError, err, open_home, out
+from geo_assets.cli.answers import CliError, err, escape, open_home, out
 
 if TYPE_CHECKING:
     from geo_assets.services.dead_letters import Listed
@@ -32,6 +32,7 @@ def list_letters(
     reason: str = typer.Option(None, help="Only those of this reason, such as invalid_geometry."),
     source: str = typer.Option(None, help="Only those of this source."),
     stage: str = typer.Option(None, help="Only those that died at this stage."),
+    since: str = typer.Option(None, help="Only those that died since: 2h, 3d, or a time such as 2026-05-01T12:00Z."),
     every: bool = typer.Option(False, "--all", help="Also those that were replayed."),
     limit: int = typer.Option(50, min=1, help="Most rows."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON lines for programs."),
@@ -41,7 +42,8 @@ def list_letters(
     from geo_assets.services.status import moment
 
     with open_home() as stack:
-        rows = select(stack, _chosen(reason, source, stage), every=every)
+        chosen = _chosen(reason, source, stage, since)
+        rows = select(stack, chosen, every=every)
     if as_json:
         for one in rows[-limit:]:
             out.print(
@@ -51,28 +53,39 @@ def list_letters(
             )
         return
     if not rows:
-        out.print("no dead letters")
+        also = "" if every else "; --all looks at those that were replayed as well"
+        out.print(f"no dead letter is one of these{also}" if chosen.narrow else f"no dead letters{also}")
         return
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2))
-    for column in ("id", "when", "reason", "stage", "source", "feature", "what"):
+    columns = ("id", "when", "reason", "stage", "source", "feature", *(("replayed",) if every else ()), "what")
+    for column in columns:
         table.add_column(column, overflow="fold" if column == "what" else "ellipsis", no_wrap=column != "what")
     for one in rows[-limit:]:
         plain = one.letter.summary()
-        what = " ".join(str(plain[name]) for name in ("field", "value", "limit", "explanation") if plain.get(name))
-        when = (moment(one.letter.at_ms) or "")[:19]
-        table.add_row(
-            plain["id"][:12],
-            when,
-            plain["reason"],
-            plain["stage"],
-            plain["source"],
-            plain["feature_id"] or "",
-            what[:200],
-        )
+        cells = [plain["id"][:12], _when(one.letter.at_ms), plain["reason"], plain["stage"], plain["source"]]
+        cells += [plain["feature_id"] or "", *((_when(one.replayed_ms or 0),) if every else ()), _what(plain)]
+        table.add_row(*map(escape, cells))
     out.print(table)
     out.print(f"{len(rows):,} dead letters; geo-assets dead-letters show ID prints one with its payload")
+
+
+def _when(ms: int) -> str:
+    from geo_assets.services.status import moment
+
+    return (moment(ms) or "")[:19]
+
+
+def _what(plain: dict[str, Any]) -> str:
+    """What is wrong, in a line: the field, why, its value and what it may be."""
+    from geo_assets.events.json_text import shorten
+
+    got = f"got {shorten(plain['value'])}" if plain["value"] is not None else ""
+    allowed = f"allowed: {shorten(plain['limit'])}" if plain["limit"] else ""
+    beside = "; ".join(part for part in (got, allowed) if part)
+    said = ": ".join(part for part in (plain["field"], plain["explanation"]) if part)
+    return f"{said} ({beside})" if beside else said
 
 
 @family.command()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from geo_assets.cli.answers import CliError, open_home, out
+from geo_assets.cli.answers import CliError, escape, open_home, out
 
 
 def register(app: typer.Typer) -> None:
@@ -51,7 +51,9 @@ def maintenance(
 
 def mend(
     dry_run: bool = typer.Option(False, "--dry-run", help="Say what is half done; change nothing."),
-    grace: float = typer.Option(900.0, "--grace", min=0, help="Seconds for which something must have been left alone."),
+    grace: float = typer.Option(
+        900.0, "--grace", min=0, max=31_536_000, help="Seconds for which something must have been left alone."
+    ),
 ) -> None:
     """End what somebody began and nobody ended: dead leases, unpaid outbox rows, orphaned objects, stuck manifests.
 
@@ -69,7 +71,7 @@ def mend(
             return
         table = Table("what", "which", "since", "problem", box=None, padding=(0, 2))
         for one in found[:50]:
-            table.add_row(one.kind, one.subject, moment(one.since_ms) or "", one.problem)
+            table.add_row(one.kind, escape(one.subject), moment(one.since_ms) or "", escape(one.problem))
         out.print(table)
         if len(found) > 50:
             out.print(f"and {len(found) - 50:,} more")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from geo_assets.cli.answers import CliError, err, open_home, out
+from geo_assets.cli.answers import CliError, err, escape, open_home, out
 
 if TYPE_CHECKING:
     from geo_assets.services.shadow import Report
@@ -49,6 +49,10 @@ def shadow(
     from geo_assets.services.shadow import shadow as build_shadow
     from geo_assets.services.tileset.regions import region_of
 
+    if layers and not layers.is_file():
+        raise CliError(f"--layers: {layers} is no file")
+    if html and not html.absolute().parent.is_dir():
+        raise CliError(f"--html: there is no folder {html.absolute().parent}")
     with open_home() as stack:
         try:
             if show or remove:
@@ -118,7 +122,9 @@ def _tell(report: Report, html: Path | None, place: str) -> None:
     from rich.table import Table
 
     colour = "yellow" if report.differs else "green"
-    out.print(f"[bold {colour}]{report.summary()}[/]  ({report.region}, {report.seconds:.1f} s)", soft_wrap=True)
+    out.print(
+        f"[bold {colour}]{report.summary()}[/]  ({escape(report.region)}, {report.seconds:.1f} s)", soft_wrap=True
+    )
     for name, side in (("before", report.before), ("after", report.after)):
         versions = ", ".join(f"{key} {value}" for key, value in side["libraries"].items())
         out.print(f"  {name:<6} recipe {side['recipe'][:12]}  {versions}", soft_wrap=True, markup=False)
@@ -126,7 +132,7 @@ def _tell(report: Report, html: Path | None, place: str) -> None:
         out.print(f"  {report.out_of_date:,} tiles are out of date: compared with what they would be now")
     for what, lines in (("features cannot be encoded", report.left_out), ("rules are broken", report.faults)):
         if lines:
-            out.print(f"  [red]{len(lines):,} {what}[/red], such as: {lines[0][:200]}", soft_wrap=True)
+            out.print(f"  [red]{len(lines):,} {what}[/red], such as: {escape(lines[0][:200])}", soft_wrap=True)
     if report.differs:
         table = Table(box=None, padding=(0, 2), pad_edge=False)
         for column in ("tile", "layer", "added", "removed", "changed", "bytes", "hash", "map"):
@@ -139,11 +145,12 @@ def _tell(report: Report, html: Path | None, place: str) -> None:
             for index, row in enumerate(rows or [("; ".join(one.notes), "", "", "")]):
                 hashes = f"{(one.before_hash or 'empty')[:8]} → {(one.after_hash or 'empty')[:8]}"
                 sizes = f"{one.before_bytes:,} → {one.after_bytes:,}"
-                table.add_row(*((one.tile, *row, sizes, hashes, one.map) if index == 0 else ("", *row, "", "", "")))
+                cells = (one.tile, *row, sizes, hashes, one.map) if index == 0 else ("", *row, "", "", "")
+                table.add_row(*map(escape, cells))
         out.print(table)
         if len(report.differing) > ROWS:
             out.print(f"… and {len(report.differing) - ROWS:,} more (--json tells all)")
     if html:
-        out.print(f"pictures: {html}")
+        out.print(f"pictures: {escape(str(html))}", soft_wrap=True)
     elif report.prefix:
-        out.print(f"pictures: {place}{report.prefix}report.html", soft_wrap=True)
+        out.print(f"pictures: {escape(place)}{report.prefix}report.html", soft_wrap=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from geo_assets.cli.answers import duration, open_home, out
+from geo_assets.cli.answers import duration, escape, open_home, out
 
 
 def register(app: typer.Typer) -> None:
@@ -27,7 +27,6 @@ def status(
     if as_json:
         out.print_json(json.dumps(report))
         return
-    from rich.markup import escape
     from rich.table import Table
 
     def table(title: str, rows: dict[str, object]) -> Table:

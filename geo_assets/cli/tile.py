@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from geo_assets.cli.answers import CliError, open_home, out
+from geo_assets.cli.answers import CliError, escape, open_home, out
 
 
 def register(app: typer.Typer) -> None:
@@ -62,9 +62,11 @@ def tile(
         out.print(json.dumps(summary), soft_wrap=True, markup=False)
         return
     for field, value in summary.items():
-        out.print(f"[bold]{field:>13}[/bold]  {value}", soft_wrap=True)
+        out.print(f"[bold]{field:>13}[/bold]  {escape(str(value))}", soft_wrap=True)
     for layer in layers:
-        out.print(f"\n[bold green]{layer.name}[/bold green]: {len(layer.features):,} features, extent {layer.extent}")
+        out.print(
+            f"\n[bold green]{escape(layer.name)}[/bold green]: {len(layer.features):,} features, extent {layer.extent}"
+        )
         for feature in _plain(layer, features)["features"]:
             out.print("  " + json.dumps(feature, ensure_ascii=False)[:300], soft_wrap=True, markup=False)
 

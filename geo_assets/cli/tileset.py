@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from geo_assets.cli.answers import CliError, err, open_home, out
+from geo_assets.cli.answers import CliError, err, escape, open_home, out
 from geo_assets.cli.shadow import shadow
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ def prune(
     with open_home() as stack, _Explained():
         gone = prune_versions(stack, name, keep)
     out.print(
-        f"{len(gone)} versions removed, {_size(sum(one.bytes for one in gone))}: "
+        f"{len(gone)} {'version' if len(gone) == 1 else 'versions'} removed, {_size(sum(one.bytes for one in gone))}: "
         + (", ".join(one.version for one in gone) or "nothing to do")
     )
 
@@ -217,14 +217,14 @@ def pin(
     name: str = typer.Argument(..., help="Of the tileset."),
     version: str = typer.Argument(..., help="Version or its number."),
     reader: str = typer.Option(..., help="Who goes on with it, for people."),
-    days: float = typer.Option(None, min=0, help="For how long; default: until it is unpinned."),
+    days: float = typer.Option(None, min=0, max=36_500, help="For how long; default: until it is unpinned."),
 ) -> None:
     """Keep a version from being pruned while a reader goes on with it."""
     from geo_assets.services.tileset import registry
 
     with open_home() as stack, _Explained():
         made = registry.pin(stack.ledger, name, version, reader, for_s=None if days is None else days * 86_400)
-    out.print(f"pin {made.id}: {name} {made.version} stays for {made.reader}")
+    out.print(f"pin {made.id}: {name} {made.version} stays for {escape(made.reader)}")
 
 
 @family.command()
@@ -328,7 +328,6 @@ def _size(count: int) -> str:
 
 
 def _table(console: Any, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2), pad_edge=False)

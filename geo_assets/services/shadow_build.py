@@ -150,7 +150,9 @@ def _start(python: Path, errors: Any) -> subprocess.Popen[bytes]:
             cwd=tempfile.gettempdir(),
             env=environment,
         )
-    except (OSError, subprocess.TimeoutExpired) as fault:
+    except OSError as fault:
+        raise ShadowError(f"python {python}: {fault.strerror or fault}") from None
+    except subprocess.TimeoutExpired as fault:
         raise ShadowError(f"python {python}: {fault}") from None
 
 

@@ -39,6 +39,10 @@ FORGET_MS = 3_600_000
 """How long a void claim is remembered after its objects are deleted: an owner that slept writes nothing later."""
 
 
+LONGEST_PIN_S = 100 * 365.25 * 86_400
+"""Longest that a pin is given an end: a hundred years. Later moments are none that a calendar can show."""
+
+
 class TilesetError(Exception):
     """A tileset that cannot be published, moved or pruned so; the message says why and what to do."""
 
@@ -138,7 +142,7 @@ class Tileset:
             if wanted in (one.version, str(version_number(one.version))):
                 return one
         there = ", ".join(one.version for one in self.versions[-10:]) or "none"
-        raise UnknownTileset(f"tileset {self.name} has no version {wanted[:40]}; there is {there}")
+        raise UnknownTileset(f"tileset {self.name} has no version {wanted[:40]!r}; there is {there}")
 
     @property
     def in_force(self) -> Version | None:
@@ -430,7 +434,12 @@ def pin(ledger: Ledger, name: str, version: str, reader: str, *, for_s: float | 
 
     Raises:
         UnknownTileset: No such tileset or version.
+        TilesetError: A reader without a name, or a time that is none.
     """
+    if not reader.strip():
+        raise TilesetError("reader is empty: say who goes on with the version, so that somebody can be asked")
+    if for_s is not None and not 0 <= for_s <= LONGEST_PIN_S:
+        raise TilesetError(f"a pin for {for_s:g} s is outside 0..{LONGEST_PIN_S:g} s; without a time it has no end")
     made: list[ReaderPin] = []
 
     def pinned(tileset: Tileset) -> Tileset:
