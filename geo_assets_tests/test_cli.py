@@ -193,7 +193,7 @@ def test_backfills_are_listed_followed_and_cancelled(terminal: Terminal) -> None
 
 
 def test_a_backfill_over_a_feature_that_is_not_there_is_refused(terminal: Terminal) -> None:
-    assert "not in the store" in terminal.refused("backfill", "--feature", "demo:17", "--zooms", "4")
+    assert "no source demo ever wrote here" in terminal.refused("backfill", "--feature", "demo:17", "--zooms", "4")
     assert "neither SOURCE:ID" in terminal.refused("backfill", "--feature", "Kamppi", "--zooms", "4")
 
 
