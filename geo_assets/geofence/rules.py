@@ -30,6 +30,8 @@ class Rules:
         crossing_gap_ms: Time between two fixes beyond which nothing is known of the way between.
         max_devices: Devices remembered at once; one more is an error of the batch that brings it, before it changed
             anything. 400 bytes each, with an id of 15 characters and one stay.
+        max_stays: Stays (a device in a fence) at once; a position that brings more is an error of its own, before it
+            changed anything. 40 bytes each, and 32 in a snapshot: five for each device of `max_devices`.
     """
 
     lateness_ms: int = 5_000
@@ -41,6 +43,7 @@ class Rules:
     crossings: bool = False
     crossing_gap_ms: int = 300_000
     max_devices: int = 2_000_000
+    max_stays: int = 10_000_000
 
     def __post_init__(self) -> None:
         limits = {
@@ -52,6 +55,7 @@ class Rules:
             "silent_ms": (1_000, 366 * DAY_MS),
             "crossing_gap_ms": (1, 366 * DAY_MS),
             "max_devices": (1, 100_000_000),
+            "max_stays": (1, 1_000_000_000),
         }
         for name, (low, high) in limits.items():
             value = getattr(self, name)

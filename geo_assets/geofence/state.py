@@ -87,11 +87,11 @@ class _Columns:
 
 
 class Devices(_Columns):
-    """The devices: where each was, and how far its triggers have been counted. 81 bytes each, and its id in a table.
+    """The devices: where each was, and how far its triggers have been counted. 85 bytes each, and its id in a table.
 
     Columns: `seen`, event time of its last fix; `time`, `lon`, `lat`, `accuracy`, of its last fix that counted;
     `odd_lon`, `odd_lat`, `odd`, where it seems to have jumped to and how many fixes say so; `sequence`, of its last
-    trigger; `partition`; `head`, its first stay.
+    trigger; `partition`; `head`, its first stay; `stays`, how many it has.
     """
 
     seen: Ints
@@ -105,6 +105,7 @@ class Devices(_Columns):
     sequence: Ints
     partition: npt.NDArray[np.int32]
     head: Ints
+    stays: npt.NDArray[np.int32]
 
     def __init__(self) -> None:
         super().__init__(
@@ -120,6 +121,7 @@ class Devices(_Columns):
                 "sequence": (np.int64, 0),
                 "partition": (np.int32, 0),
                 "head": (np.int64, NONE),
+                "stays": (np.int32, 0),
             }
         )
         self.number: dict[str, int] = {}
@@ -219,7 +221,7 @@ class Stays(_Columns):
             rows: Devices whose stays may have changed.
             stays: All stays of theirs.
         """
-        devices.head[rows] = NONE
+        devices.head[rows], devices.stays[rows] = NONE, 0
         if not len(stays):
             return
         owner = self.device[stays]
@@ -230,6 +232,8 @@ class Stays(_Columns):
         self.next[stays[:-1]] = np.where(first[1:], NONE, stays[1:])
         self.next[stays[-1]] = NONE
         devices.head[owner[first]] = stays[first]
+        begins = np.flatnonzero(first)
+        devices.stays[owner[begins]] = np.diff(begins, append=len(stays))
 
 
 SNAPSHOT_VERSION = b"\x01"

@@ -34,7 +34,7 @@ on above where it ended, although nothing of it was kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any
@@ -44,7 +44,7 @@ import numpy.typing as npt
 
 from geo_assets.geofence.fences import FenceSet
 from geo_assets.geofence.geodesic import EARTH_RADIUS_M, metres_apart
-from geo_assets.geofence.index import FenceIndex, among
+from geo_assets.geofence.index import MOST_PAIRS, Crowded, FenceIndex, among, spans
 from geo_assets.geofence.positions import Positions
 from geo_assets.geofence.rules import Rules
 from geo_assets.geofence.state import (
@@ -89,6 +89,20 @@ class TooManyDevices(RuntimeError):
     def __init__(self, message: str, devices: frozenset[str]) -> None:
         super().__init__(message)
         self.devices = devices
+
+
+class TooManyStays(RuntimeError):
+    """A position for whose stays there is no room (`max_stays`); nothing was changed.
+
+    Args:
+        message: How many, and the limit.
+        partition: Of its record.
+        offset: Of its record.
+    """
+
+    def __init__(self, message: str, partition: int, offset: int) -> None:
+        super().__init__(message)
+        self.partition, self.offset = partition, offset
 
 
 @dataclass(slots=True)
@@ -216,6 +230,12 @@ class Tracker:
         """Devices in fences: pairs."""
         return self._stays.used
 
+    def fullest(self, most: int = 3) -> dict[str, int]:
+        """Ids of the fences with the most devices in them -> how many."""
+        count = np.bincount(self._stays.fence[self._stays.open()])
+        order = np.argsort(-count, kind="stable")[:most]
+        return {self.index.fence_ids[fence]: int(count[fence]) for fence in order.tolist() if count[fence]}
+
     def inside(self, device: str) -> list[str]:
         """Ids of the fences that a device is in, sorted."""
         row = self._devices.number.get(device)
@@ -249,7 +269,9 @@ class Tracker:
             in its order.
 
         Raises:
+            Crowded: They are in too many fences to be judged at once. Nothing was changed; see `pieces`.
             TooManyDevices: Nothing was changed.
+            TooManyStays: Of a single record. Nothing was changed.
             Exception: A fault of a library's or of our own. What is left is no state to go on from: see `sift`.
         """
         batch = self._unread(batch)
@@ -272,6 +294,34 @@ class Tracker:
             self._offsets[partition] = int(batch.offset[stop - 1]) + 1
             self._watermarks[partition] = end
         return self._triggers(batch.partition, batch.offset + 1)
+
+    def pieces(self, batch: Positions, refuse: Callable[[int, int], None] | None = None) -> Iterator[Triggers]:
+        """Judge records as `feed` does, those in very many fences few at a time; what follows, piece by piece.
+
+        Args:
+            batch: Records, each partition's in their order.
+            refuse: Called with partition and offset of a record for whose stays there is no room, which is then judged
+                as if it said nothing. None: the fault is raised.
+        """
+        waiting = [batch]
+        while waiting:
+            piece = waiting.pop()
+            try:
+                told = self.feed(piece)
+            except Crowded as fault:
+                size = max(1, min(fault.fit, len(piece) // 2))
+                waiting += [
+                    piece.rows(np.arange(start, min(start + size, len(piece))))
+                    for start in range((len(piece) - 1) // size * size, -1, -size)
+                ]
+            except TooManyStays as fault:
+                if refuse is None:
+                    raise
+                refuse(fault.partition, fault.offset)
+                rows = np.flatnonzero((piece.partition == fault.partition) & (piece.offset == fault.offset))
+                waiting.append(piece.silenced(rows.tolist()))
+            else:
+                yield told
 
     def _unread(self, batch: Positions) -> Positions:
         """The records not read before, partition after partition."""
@@ -309,6 +359,13 @@ class Tracker:
         ticks = np.zeros(count, np.bool_)
         ticks[[row for row in unknown.tolist() if batch.device[row] is None]] = True
         usable &= ~ticks
+        row = np.arange(count) if usable.all() else np.flatnonzero(usable)
+        place = (batch.lon, batch.lat) if len(row) == count else (batch.lon[row], batch.lat[row])
+        at, fence = self.index.covered(*place)
+        if self.index.scheduled and len(at):
+            keep = self.index.in_force(fence, batch.time_ms[row[at]])
+            at, fence = at[keep], fence[keep]
+        self._room(batch, number[row], at, fence)
         wanted = unknown[usable[unknown]]
         if len(wanted):
             names = list(dict.fromkeys(batch.device[row] for row in wanted.tolist()))
@@ -322,28 +379,49 @@ class Tracker:
             number[wanted] = [devices.number[batch.device[row]] for row in wanted.tolist()]  # pyright: ignore[reportArgumentType]
         counts.ticks += int(ticks.sum())
         counts.positions += count - int(ticks.sum())
-        if usable.all():
-            row, place = np.arange(count), (batch.lon, batch.lat)
-            time, partition = batch.time_ms, batch.partition
-        else:
+        time, partition = batch.time_ms, batch.partition
+        if len(row) < count:
             counts.out_of_range += int((lost & ~ticks).sum())
             left = ~(ticks | lost)
             for name, reason in (("future", future), ("late", late), ("coarse", coarse)):
                 setattr(counts, name, getattr(counts, name) + int((left & reason).sum()))
                 left &= ~reason
-            row = np.flatnonzero(usable)
-            place = batch.lon[row], batch.lat[row]
-            number, accuracy, time, partition = number[row], accuracy[row], batch.time_ms[row], batch.partition[row]
+            number, accuracy, time, partition = number[row], accuracy[row], time[row], partition[row]
         moved = devices.partition[number] != partition
         if moved.any():
             devices.partition[number[moved]] = partition[moved]
-        at, fence = self.index.covered(*place)
-        if self.index.scheduled and len(at):
-            keep = self.index.in_force(fence, time[at])
-            at, fence = at[keep], fence[keep]
         hit = np.zeros(len(row) + 1, np.int64)
         np.cumsum(np.bincount(at, minlength=len(row)), out=hit[1:])
         return _Work(row, number, *place, accuracy, time, fence, hit)
+
+    def _room(self, batch: Positions, device: Ints, at: Ints, fence: Ints) -> None:
+        """Raise where positions would take too much at once, or more than may be kept.
+
+        Args:
+            batch: What they are of.
+            device: Device of each position; -1 where it is not known.
+            at: Position of each pair with a fence that covers it, ascending.
+            fence: Its fence.
+        """
+        devices, stays = self._devices, self._stays
+        known = np.flatnonzero(device >= 0)
+        pairs = len(at) + int(devices.stays[device[known]].sum())
+        if self.rules.crossings:
+            pairs = max(pairs, len(batch) * self.index.deepest)
+        if len(batch) > 1 and pairs > MOST_PAIRS:
+            raise Crowded(pairs, len(batch))
+        if stays.used + len(at) <= self.rules.max_stays:
+            return
+        old, owner = stays.of(devices.head[device[known]])
+        code = (known[owner] << 32) | stays.fence[old]
+        new = len(at) - int(among((at << 32) | fence, np.sort(code)).sum())
+        if new and stays.used + new > self.rules.max_stays:
+            if len(batch) > 1:
+                raise Crowded(max(pairs, 1), len(batch))  # What has no room is found one by one.
+            raise TooManyStays(
+                f"max_stays: {stays.used} devices in fences are remembered, and {new} more came; the limit is "
+                f"{self.rules.max_stays}", int(batch.partition[0]), int(batch.offset[0]),
+            )  # fmt: skip
 
     def _round(self, work: _Work, at: Ints, clock: _Clock) -> Ints:
         """Judge one position each of different devices.
@@ -445,7 +523,7 @@ class Tracker:
         code = (owner << 32) | stays.fence[old]
         order = np.argsort(code)
         old, owner, code = old[order], owner[order], code[order]
-        now = _spans(work.hit[at], work.hit[at + 1])
+        now = spans(work.hit[at], work.hit[at + 1])
         now_owner, now_fence = np.repeat(np.arange(len(at)), work.hit[at + 1] - work.hit[at]), work.hits[now]
         now_code = (now_owner << 32) | now_fence
         leaves = ~among(code, now_code)
@@ -497,7 +575,7 @@ class Tracker:
         near = np.flatnonzero(near)
         if len(near):
             who = at[near]
-            held[near] = self.index.border_m(lon[who], lat[who], fence[near]) <= reach[near]
+            held[near] = self.index.near_border(lon[who], lat[who], fence[near], reach[near])
         return held
 
     def _crossed(
@@ -578,7 +656,7 @@ class Tracker:
         stays.give(stay)
         for column in ("head", "seen", "time"):
             getattr(devices, column)[device] = NONE
-        devices.odd[device] = 0
+        devices.odd[device] = devices.stays[device] = 0
         self.counts.forgotten += len(device)
 
     def _watermark(self, clock: _Clock) -> None:
@@ -856,9 +934,3 @@ def _rounds(device: Ints, devices: int) -> Iterator[Ints]:
     by_rank[order] = rank
     order = np.argsort(by_rank, kind="stable")
     yield from np.split(order, np.cumsum(np.bincount(rank))[:-1])
-
-
-def _spans(start: Ints, stop: Ints) -> Ints:
-    """The numbers of several ranges, one after the other."""
-    count = stop - start
-    return np.repeat(start - (np.cumsum(count) - count), count) + np.arange(int(count.sum()))

@@ -52,7 +52,7 @@ class Triggers:
 
     device: Sequence[str]
     fence: Ints
-    fence_ids: Sequence[str]
+    fence_ids: list[str]
     state: Ints
     event_time_ms: Ints
     sequence: Ints
@@ -64,6 +64,14 @@ class Triggers:
     def __len__(self) -> int:
         return len(self.device)
 
+    def part(self, start: int, stop: int) -> Triggers:
+        """Some of them, from one place to before another."""
+        return Triggers(
+            self.device[start:stop], self.fence[start:stop], self.fence_ids, self.state[start:stop],
+            self.event_time_ms[start:stop], self.sequence[start:stop], self.priority[start:stop],
+            self.partition[start:stop], self.source[start:stop], self.fence_revision,
+        )  # fmt: skip
+
     def rows(self, *, epoch: int = 0, emitted_ns: int = 0) -> list[Trigger]:
         """One `Trigger` each.
 
@@ -71,7 +79,7 @@ class Triggers:
             epoch: Of the routing run.
             emitted_ns: When they were made, nanoseconds since the epoch.
         """
-        ids, revision, make = list(self.fence_ids), self.fence_revision, Trigger
+        ids, revision, make = self.fence_ids, self.fence_revision, Trigger
         return [
             make(device, ids[fence], state, time, sequence, priority, partition, source, revision, epoch, emitted_ns)
             for device, fence, state, time, sequence, priority, partition, source in zip(

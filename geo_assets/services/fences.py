@@ -114,6 +114,8 @@ class FenceBook:
         found = self._indices.pop(name, None)
         if found is None:
             found = FenceIndex(self._load(name))
+            # Here a thread of its own waits for it, and no position.
+            found.warm()
         self._indices[name] = found
         while len(self._indices) > _KEPT:
             del self._indices[next(iter(self._indices))]

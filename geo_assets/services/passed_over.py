@@ -82,6 +82,7 @@ def rebuilt(
     offsets: Mapping[int, int],
     passed_over: PassedOver,
     meanwhile: Callable[[], None],
+    shed: Callable[[Sequence[Record]], Sequence[Record]] = lambda records: records,
 ) -> Tracker:
     """The tracker as it was: from the snapshot in force, by what was read since. All that was told.
 
@@ -92,6 +93,7 @@ def rebuilt(
         offsets: Partition -> offset of the next record, at the moment that is wanted.
         passed_over: As they were then.
         meanwhile: Called before each read; may raise to end the matter.
+        shed: What is to be known of records that were read: of some nothing.
 
     Raises:
         LogUnavailable: Not now.
@@ -112,7 +114,7 @@ def rebuilt(
             some = [record for record in read if record.offset < stop]
             if not some:
                 break
-            _feed(tracker, some, passed_over)
+            _feed(tracker, shed(some), passed_over)
             offset = some[-1].offset + 1
     return tracker
 
@@ -123,7 +125,11 @@ def _feed(tracker: Tracker, records: Sequence[Record], passed_over: PassedOver) 
         [record.offset for record in records], [record.timestamp_ms for record in records],
     )  # fmt: skip
     positions = passed_over.silenced(positions)
-    try:
-        tracker.feed(positions)
-    except TooManyDevices as fault:
-        tracker.feed(positions.silenced(rows_of(fault, positions)))
+    while True:
+        try:
+            for _ in tracker.pieces(positions, lambda *_: None):
+                pass
+        except TooManyDevices as fault:
+            positions = positions.silenced(rows_of(fault, positions))
+        else:
+            return

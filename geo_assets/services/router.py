@@ -259,7 +259,8 @@ class Router:
             RouterClosed: It takes no more.
         """
         receipt = Receipt()
-        self._hand_over(Chunk(list(triggers), emitted or _clock(), True, receipt))
+        chunk = Chunk(list(triggers), emitted or _clock(), True, receipt)
+        self._hand_over([chunk], chunk.count)
         return receipt
 
     def route(self, triggers: Triggers | Sequence[Trigger], *, emitted: int | None = None) -> None:
@@ -273,14 +274,21 @@ class Router:
             Shed: The queue holds all it may: `ready` was not asked. None was taken.
             RouterClosed: It takes no more.
         """
-        rows = (
-            triggers.rows(epoch=self.epoch, emitted_ns=time.time_ns()) if isinstance(triggers, Triggers) else triggers
+        count, most = len(triggers), self.options.batch
+        if not count:
+            return
+        emitted, made = emitted or _clock(), time.time_ns()
+        starts = range(0, count, most)
+        parts = (
+            [triggers.part(start, start + most) for start in starts]
+            if isinstance(triggers, Triggers)
+            else [list(triggers[start : start + most]) for start in starts]
         )
-        if rows:
-            self._hand_over(Chunk(list(rows), emitted or _clock(), False, None))
+        chunks = [Chunk(part, emitted, False, None, made_ns=made) for part in parts]
+        self._hand_over(chunks, count)
 
-    def _hand_over(self, chunk: Chunk) -> None:
-        count = len(chunk.triggers)
+    def _hand_over(self, chunks: Sequence[Chunk], count: int) -> None:
+        chunk = chunks[0]
         with self._lock:
             if self._closed or self._fault is not None:
                 raise RouterClosed("the router takes no more") from self._fault
@@ -289,11 +297,11 @@ class Router:
                 if bounds.sheds(self._held, count):
                     self.counts["shed"] += count
                     raise Shed("trigger queue", self._held, count, bounds.shed_limit)
-                self._outside.append(chunk)
+                self._outside += chunks
             else:
                 if self._held >= bounds.capacity:
                     raise Shed("trigger queue", self._held, count, bounds.capacity)
-                self._pulled.append(chunk)
+                self._pulled += chunks
                 self._held_pulled += count
             self._held += count
             self.metrics.seconds[EMIT.name].observe((_clock() - chunk.emitted) / 1e9, count)
@@ -412,15 +420,17 @@ class Router:
             return
         chunk = queue.popleft()
         if chunk.frames is None:
-            if len(chunk.triggers) > self.options.batch:
+            chunk.load()
+            if chunk.count > self.options.batch:
                 chunk, rest = chunk.split(self.options.batch)
                 queue.appendleft(rest)
             parts = [chunk]
-            size = len(chunk.triggers)
+            size = chunk.count
             # Single triggers of many callers share what a batch costs.
-            while queue and queue[0].frames is None and size + len(queue[0].triggers) <= self.options.batch // 8:
+            while queue and queue[0].frames is None and size + queue[0].count <= self.options.batch // 8:
                 parts.append(queue.popleft())
-                size += len(parts[-1].triggers)
+                parts[-1].load()
+                size += parts[-1].count
             chunk = parts[0] if len(parts) == 1 else Chunk.merged(parts)
             self._prepare(chunk)
         if chunk.outside and self.spool is not None and self.spool.parked:

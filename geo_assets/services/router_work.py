@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from geo_assets.geofence.triggers import Trigger
+from geo_assets.geofence.triggers import Trigger, Triggers
 
 
 class Receipt:
@@ -25,19 +25,23 @@ class Chunk:
     """Triggers that were handed over at once.
 
     Args:
-        triggers: In order.
+        triggers: In order; those of a tracker as columns until it is their turn, as a row is ten times as large.
         emitted: When, `time.perf_counter_ns`.
         outside: By whom: an outside caller, or the loop that pulls positions.
         receipt: Counted down as they become durable.
         drained: They come out of the spool.
+        made_ns: When columns were made, `time.time_ns`.
     """
 
     __slots__ = (
+        "columns",
+        "count",
         "devices",
         "drained",
         "emitted",
         "frames",
         "keys",
+        "made_ns",
         "outside",
         "receipts",
         "triggers",
@@ -47,14 +51,19 @@ class Chunk:
 
     def __init__(
         self,
-        triggers: list[Trigger],
+        triggers: list[Trigger] | Triggers,
         emitted: int,
         outside: bool,
         receipt: Receipt | None,
         *,
         drained: bool = False,
+        made_ns: int = 0,
     ) -> None:
-        self.triggers, self.emitted, self.outside, self.drained = triggers, emitted, outside, drained
+        self.columns = triggers if isinstance(triggers, Triggers) else None
+        self.triggers: list[Trigger] = [] if isinstance(triggers, Triggers) else triggers
+        self.count = len(triggers)
+        """How many were handed over."""
+        self.emitted, self.outside, self.drained, self.made_ns = emitted, outside, drained, made_ns
         self.receipts: list[Receipt] = [] if receipt is None else [receipt]
         if receipt is not None:
             receipt.left = len(triggers)
@@ -66,6 +75,11 @@ class Chunk:
         """How many are not durable; shared with parts of it."""
         self.whole: Callable[[], None] | None = None
         """Called when all of them are."""
+
+    def load(self) -> None:
+        """Make rows of columns."""
+        if self.columns is not None:
+            self.triggers, self.columns = self.columns.rows(emitted_ns=self.made_ns), None
 
     @classmethod
     def merged(cls, chunks: Sequence[Chunk]) -> Chunk:

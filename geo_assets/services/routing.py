@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import asdict, dataclass, field, replace
@@ -30,7 +30,7 @@ from geo_assets.geofence.positions import read_positions, tick_value
 from geo_assets.geofence.replay import Replay, adopt
 from geo_assets.geofence.rules import Rules
 from geo_assets.geofence.sift import named, sift
-from geo_assets.geofence.tracker import TooManyDevices, Tracker
+from geo_assets.geofence.tracker import TooManyDevices, TooManyStays, Tracker
 from geo_assets.services import forgetting, holding, resending, routing_result
 from geo_assets.services import geofence_snapshots as snapshots
 from geo_assets.services.dead_letters import write_dead_letters
@@ -41,6 +41,7 @@ from geo_assets.services.lost_records import remember_loss, stop_if_told
 from geo_assets.services.metrics_port import serve_somewhere
 from geo_assets.services.passed_over import PassedOver, rebuilt, rows_of
 from geo_assets.services.position_reader import Batch, PositionReader
+from geo_assets.services.position_shedding import PositionShedding
 from geo_assets.services.router import Router, RouterOptions, shorter_turns
 from geo_assets.services.routing_lease import RoutingLease
 from geo_assets.services.routing_metrics import RoutingMetrics
@@ -70,6 +71,11 @@ _IDLE_S = 0.01
 _TICK_EVERY_S = 1.0
 _AGAIN_S = 0.5
 _BARRIER_AGAIN_S = 0.25
+_LONG_S = 0.25
+"""A piece of a batch that takes longer has the next batch be half as large; a snapshot, a stop wait for it."""
+_LEAST = 50
+_FULL_TOLD_S = 60.0
+_JUDGED = object()
 _OUTAGES = (LogUnavailable, LedgerUnavailable, TileStoreError)
 
 
@@ -127,6 +133,7 @@ def options_of(settings: Settings) -> RoutingOptions:
             lateness_ms=round(settings.geofence_lateness_s * 1000),
             crossings=settings.geofence_crossings,
             max_devices=settings.geofence_max_devices,
+            max_stays=5 * settings.geofence_max_devices,
         ),
         # A disk that is shared with everything else may take a second to have a commit.
         router=RouterOptions(slow_publish_s=0.025 if on_broker else 1.0, freeze=True),
@@ -218,9 +225,14 @@ class _Run:
         self.snapshots = Snapshots(stack.ledger, stack.tiles, self.result.epoch)
         self.topic = stack.log.topic_id(topics.POSITIONS)
         self.heard: dict[int, int] = {}
-        self.last_cost = self.looked = self.ticked = 0.0
+        self.last_cost = self.looked = self.ticked = self.active = 0.0
+        self.gathered_at = self.longest = self.full_told_at = 0.0
+        self.most = options.batch
+        self.batch: Batch | None = None
+        self.judging: Iterator[None] | None = None
         stored = self.snapshots.claim()
         self.passed_over = PassedOver(stored.passed_over)
+        self.shedding = PositionShedding(stack.settings, self.snapshots)
         extents = stack.log.extents(topics.POSITIONS)
         anew = self._begins_anew(stored, {p: e.end for p, e in extents.items()})
         told = None if anew else self._restore(stored)
@@ -235,7 +247,7 @@ class _Run:
         self.router.on_acknowledged(self._acknowledged)
         if told is not None:
             self.router.route(told)
-        self.reader = PositionReader(stack.log, self.tracker.offsets, lost=self._lost)
+        self.reader = PositionReader(stack.log, self.tracker.offsets, lost=self._lost, silenced=self.shedding.silenced)
         self.keeper = ThreadPoolExecutor(1, thread_name_prefix="snapshots")
         self.writing: Future[float] | None = None
         self.ending = threading.Event()
@@ -338,11 +350,9 @@ class _Run:
 
     def _loop(self) -> str:
         o = self.options
-        active = reported = try_at = time.monotonic()
-        gathered_at = 0.0
+        self.active = reported = try_at = time.monotonic()
         snapshot_at = time.monotonic() + o.snapshot_s
         dirty = False
-        waiting: Batch | None = None
         while True:
             now = time.monotonic()
             if self.lease.lost:
@@ -355,25 +365,15 @@ class _Run:
                 log.warning("the breaker is held" if self.held else "the breaker goes by itself", where=self.held)
                 self.router.hold(self.held)
                 reported = 0.0
-            batch, looked = None, False
-            if self.router.ready() and self._may_read() and (waiting is not None or now >= gathered_at):
-                # Where no acknowledgement is to come, positions are what to wait for.
-                wait_s = 0.0 if self.router.held else _IDLE_S
-                batch, waiting, looked = waiting or self.reader.take(o.batch, wait_s), None, True
-                if batch is not None and len(batch.records) < o.batch:
-                    gathered_at = time.monotonic() + o.gather_s
-            if batch is not None:
-                try:
-                    if self._judge(batch):
-                        active = now
+            looked = found = False
+            if self._reads(now):
+                if self.judging is None and (self.batch is not None or now >= self.gathered_at):
+                    looked, found = True, self._take()
+                if self.judging is not None:
+                    self._go_on()
                     dirty = True
-                except LogUnavailable as fault:
-                    # Its dead letters are not written: the same batch again, and nothing of it was judged.
-                    waiting = batch
-                    log.warning("routing waits", error=str(fault))
-                    self._work(_AGAIN_S)
-                    continue
-            self.router.step(0.0 if looked and not self.router.held else o.gather_s)
+            at_once = (looked or self.judging is not None) and not self.router.held
+            self.router.step(0.0 if at_once else o.gather_s)
             if self.to_resend and self.router.ready():
                 self._resend()
             if now >= try_at and (self._changes() or ((dirty or self.passed_over.full) and now >= snapshot_at)):
@@ -383,14 +383,14 @@ class _Run:
                 else:
                     dirty = False
                     snapshot_at = time.monotonic() + max(o.snapshot_s, 10 * cost)
-            if looked and batch is None and self.reader.at_end:
+            if looked and not found and self.reader.at_end:
                 self._tick(now)
                 busy = self.router.in_flight or self.router.spooled or self._changes() or self.to_resend
                 # What a tick brings is read again first.
                 if (
                     o.idle_s is not None
                     and not busy
-                    and now - active >= o.idle_s
+                    and now - self.active >= o.idle_s
                     and now - self.ticked >= _TICK_EVERY_S
                 ):
                     return "idle"
@@ -403,54 +403,123 @@ class _Run:
         while time.monotonic() < deadline and not self.stop.is_set():
             self.router.step(0.01)
 
+    def _reads(self, now: float) -> bool:
+        """Whether positions are read now. After a long pause it is first written down what is shed of what waits."""
+        if not (self.router.ready() and self._may_read()):
+            self.shedding.paused(now)
+            return False
+        if self.shedding.below(now) is not None and not self._left():
+            if self.writing is not None and not self.writing.done():
+                return False
+            try:
+                ends = {p: extent.end for p, extent in self.stack.log.extents(topics.POSITIONS).items()}
+                self.shedding.shed(now, self.reader.next_offsets, ends)
+            except (LogUnavailable, LedgerUnavailable) as fault:
+                log.warning("reading waits", error=str(fault))
+                self._work(_AGAIN_S)
+                return False
+        self.shedding.resumed()
+        return True
+
     def _may_read(self) -> bool:
         """Whether what cannot be judged of the next batch has room beside the snapshot in force."""
         if self.passed_over.full and (self.writing is None or self.writing.done()):
             self.passed_over.drop(self.snapshots.stored.offsets)
         return not self.passed_over.full
 
-    def _judge(self, batch: Batch) -> bool:
-        """Judge a batch and hand over what follows; whether a device was heard."""
+    def _take(self) -> bool:
+        """Take up the next batch, or once more the one that waits; whether there is one."""
+        if self.batch is None:
+            # Where no acknowledgement is to come, positions are what to wait for.
+            self.batch = self.reader.take(self.most, 0.0 if self.router.held else _IDLE_S)
+        if self.batch is None:
+            return False
+        if len(self.batch.records) < self.most:
+            self.gathered_at = time.monotonic() + self.options.gather_s
+        self.judging = self._judge(self.batch)
+        return True
+
+    def _go_on(self) -> None:
+        """Judge a piece of the batch in hand. Batches get smaller where one takes long, as among costly fences."""
+        assert self.judging is not None
+        began = time.monotonic()
+        try:
+            done = next(self.judging, _JUDGED) is _JUDGED
+        except LogUnavailable as fault:
+            # Its dead letters are not written: the same batch again, of which what was judged is passed over.
+            self.judging = None
+            log.warning("routing waits", error=str(fault))
+            self._work(_AGAIN_S)
+            return
+        self.longest = max(self.longest, time.monotonic() - began)
+        if not done:
+            return
+        if self.longest > _LONG_S:
+            self.most = max(_LEAST, self.most // 2)
+        elif self.longest < _LONG_S / 4:
+            self.most = min(self.options.batch, 2 * self.most)
+        self.judging, self.batch, self.longest = None, None, 0.0
+
+    def _judge(self, batch: Batch) -> Iterator[None]:
+        """Judge a batch piece by piece, and hand over what follows; to be gone on with when the router takes more."""
         records = batch.records
         positions, poison = read_positions(records.values, records.partitions, records.offsets, records.timestamps_ms)
         if poison:
             write_dead_letters(self.stack, [_letter(records.record(row)) for row in poison])
             self.result.dlq += len(poison)
         positions = self.passed_over.silenced(positions)
-        told = self._fed(positions, records)
+        if any(device is not None for device in positions.device):
+            self.active = time.monotonic()
+        received = int(positions.received_ms.min())
+        for told in self._fed(positions, records):
+            if len(told):
+                emitted = time.perf_counter_ns()
+                self.read_at[emitted] = batch.read_ns, received
+                self.router.route(told, emitted=emitted)
+            yield
         self.result.positions += len(records)
         # Partition after partition: where each begins, and the highest stamp from there on.
         starts = np.flatnonzero(np.diff(positions.partition, prepend=-1))
         highest = np.maximum.reduceat(positions.received_ms, starts)
         for partition, heard in zip(positions.partition[starts].tolist(), highest.tolist(), strict=True):
             self.heard[partition] = max(heard, self.heard.get(partition, 0))
-        if len(told):
-            emitted = time.perf_counter_ns()
-            self.read_at[emitted] = batch.read_ns, int(positions.received_ms.min())
-            self.router.route(told, emitted=emitted)
-        return any(device is not None for device in positions.device)
 
-    def _fed(self, positions: Positions, records: Slice) -> Triggers | list[Trigger]:
+    def _fed(self, positions: Positions, records: Slice) -> Iterator[Triggers | list[Trigger]]:
         """What follows from positions; records that cannot be judged are dead letters, and cost no others."""
-        offsets, counts = self.tracker.offsets, replace(self.tracker.counts)
-        try:
+        while True:
+            offsets, counts = self.tracker.offsets, replace(self.tracker.counts)
             try:
-                return self.tracker.feed(positions)
+                for told in self.tracker.pieces(positions, partial(self._refuse, positions, records)):
+                    yield told
+                    offsets, counts = self.tracker.offsets, replace(self.tracker.counts)
             except TooManyDevices as fault:
                 positions = self._without(fault, positions, records)
-                return self.tracker.feed(positions)
-        except _OUTAGES:
-            raise
-        except Exception as fault:
-            log.error("a batch cannot be judged: it is searched", error=named(fault), records=len(positions))
-            return self._sifted(positions, records, offsets, counts)
+            except _OUTAGES:
+                raise
+            except Exception as fault:
+                log.error("a batch cannot be judged: it is searched", error=named(fault), records=len(positions))
+                yield self._sifted(positions, records, offsets, counts)
+                return
+            else:
+                return
+
+    def _refuse(self, positions: Positions, records: Slice, partition: int, offset: int) -> None:
+        """A position brings more stays than there is room for: its record is a dead letter."""
+        now = time.monotonic()
+        if now >= self.full_told_at:
+            self.full_told_at = now + _FULL_TOLD_S
+            limit = self.options.rules.max_stays
+            log.error("too many devices in fences", limit=limit, fullest=self.tracker.fullest())
+        (row,) = np.flatnonzero((positions.partition == partition) & (positions.offset == offset)).tolist()
+        write_dead_letters(self.stack, [_crowded(records.record(row), "max_stays", self.options.rules.max_stays)])
+        self.result.dlq += 1
 
     def _without(self, fault: TooManyDevices, positions: Positions, records: Slice) -> Positions:
         """The batch without the devices for which there is no room: their records are dead letters."""
         rows = rows_of(fault, positions)
         log.error("too many devices", error=str(fault), devices=len(fault.devices), records=len(rows))
         limit = self.options.rules.max_devices
-        write_dead_letters(self.stack, [_crowded(records.record(row), limit) for row in rows])
+        write_dead_letters(self.stack, [_crowded(records.record(row), "max_devices", limit) for row in rows])
         self.result.dlq += len(rows)
         return positions.silenced(rows)
 
@@ -488,7 +557,10 @@ class _Run:
                 data = self.snapshots.load()
                 if data is None:
                     raise snapshots.SnapshotLost(f"the snapshot {self.snapshots.stored.name} is gone")
-                return rebuilt(self.stack.log, data, self.tracker.index, offsets, self.passed_over, self._or_end)
+                return rebuilt(
+                    self.stack.log, data, self.tracker.index, offsets, self.passed_over, self._or_end,
+                    shed=self.shedding.without,
+                )  # fmt: skip
             except snapshots.SnapshotLost:
                 raise
             except _OUTAGES as fault:
@@ -723,7 +795,7 @@ class _Run:
         result.seconds = time.monotonic() - self.began
         result.judged = {name: int(number) for name, number in asdict(self.tracker.counts).items()}
         result.routed, result.deduped, result.shed = counts["routed"], counts["deduped"], counts["shed"]
-        result.drained = counts["drained"]
+        result.drained, result.positions_shed = counts["drained"], self.shedding.passed_over
         result.fence_revision, result.devices = self.tracker.revision, self.tracker.devices
         result.stays, result.at_ms = self.tracker.stays, now_ms()
         breaker = self.router.breaker if not self.router.breaker.closed else self.router.dedup_breaker
@@ -766,13 +838,14 @@ def _letter(record: Record) -> DeadLetter:
     return _dead(record, "null_value" if record.value is None else "schema", "the value is no position")
 
 
-def _crowded(record: Record, limit: int) -> DeadLetter:
-    return _dead(record, "too_large", f"max_devices: {limit:,} devices are remembered, and there is no room for more")
+def _crowded(record: Record, rule: str, limit: int) -> DeadLetter:
+    what = "devices" if rule == "max_devices" else "devices in fences"
+    return _dead(record, "too_large", f"{rule}: {limit:,} {what} are remembered, and there is no room for more")
 
 
 def _at_fault(record: Record, fault: Fault) -> DeadLetter:
-    if isinstance(fault.error, TooManyDevices):
-        return _dead(record, "too_large", "max_devices: there is no room for another device")
+    if isinstance(fault.error, TooManyDevices | TooManyStays):
+        return _dead(record, "too_large", str(fault.error))
     return _dead(record, "internal", f"cannot be judged: {named(fault.error)}")
 
 
