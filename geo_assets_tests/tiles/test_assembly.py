@@ -342,6 +342,19 @@ def test_rule_9_what_is_kept_takes_no_more_memory_than_it_counts(rows: list[Row]
     assert size_of(kept) <= kept.nbytes
 
 
+def test_rule_9_what_is_kept_of_a_tile_holds_nothing_of_the_batch_that_it_was_encoded_in() -> None:
+    rows = town(60)
+    features = encode_features(columns(rows, TILES), digests_of(rows), LAYERS)
+    for tile, first in zip(TILES, features, strict=True):
+        _, written = first.assembled(tile, LAYERS)
+        _, later, _ = rebuilt(written, rows[1:], tile)
+        for kept in (first, written, later):
+            parts = [getattr(kept, name) for name in EncodedFeatures.__slots__]
+            parts += [part.bounds for part in parts if isinstance(part, Strings)]
+            arrays = [part for part in parts if isinstance(part, np.ndarray) and part.size]
+            assert all(array.base is None or array.base.nbytes <= array.nbytes for array in arrays)
+
+
 def test_values_and_ids_that_nobody_has_any_more_are_not_kept() -> None:
     rows = [row(f'"w{number}"', properties={"name": f"first {number}"}) for number in range(50)]
     _, kept, _ = rebuilt(None, rows, TILE)

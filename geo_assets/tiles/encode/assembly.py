@@ -438,7 +438,7 @@ def _encoded(
             source=source,
             text=text,
             id=rows.ids[row],
-            box=box[item],
+            box=box[item].copy(),
             body_bytes=(body_bounds[1:] - body_bounds[:-1])[item].astype(np.int32),
             written=every.take(_Runs(np.array([item.start]), np.array([item.stop]))),
             tag_counts=counts.astype(np.int32),
