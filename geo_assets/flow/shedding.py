@@ -22,7 +22,7 @@ KEEP_FROM = 2
 
 DEFAULT_PRIORITY = 0
 UNREADABLE = 10**9
-"""Priority of a record that tells one that is no number: whoever wrote it meant something, and a slip costs no record."""
+"""Priority of a record that tells one that is no number: whoever wrote it meant something, and a slip costs nothing."""
 
 NEVER: Mapping[str, str] = {
     topics.RAW: "an edit that is passed over is lost",
