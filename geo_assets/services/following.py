@@ -56,6 +56,9 @@ class Follower:
         self._tiles: OrderedDict[str, Followed] = OrderedDict()
         self._nbytes = 0
         self._position: Position | None = None
+        """Up to where the log was read."""
+        self._asked: Position | None = None
+        """Up to where digests went that were asked for since, where that is further."""
         self._recent: Changes | None = None
         self._floor = 0
         """Number of the last change of any feature that is not in `_recent` any more."""
@@ -91,6 +94,8 @@ class Follower:
             digests = self._stack.features.digests([boxes[number] for number in asked])
             if self._position is None:
                 self._position = digests.position
+            if self._position != digests.position:
+                self._asked = digests.position
             for number, shown in zip(asked, shown_of(digests), strict=True):
                 found[keys[number]] = shown
                 self._drop(keys[number])
@@ -103,7 +108,11 @@ class Follower:
         """Read on in the log; where that cannot be, forget everything."""
         if self._position is None:
             return
-        changes = self._stack.features.changes(self._position, CHANGES_REMEMBERED)
+        store = self._stack.features
+        changes = store.changes(self._position, CHANGES_REMEMBERED)
+        if self._asked is not None and store.changes(self._asked, CHANGES_REMEMBERED) is None:
+            changes = None
+        self._asked = None
         if changes is None:
             self._tiles.clear()
             self._nbytes = self._floor = 0

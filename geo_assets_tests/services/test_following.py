@@ -195,6 +195,32 @@ def test_a_restored_backup_is_another_history_and_nothing_is_taken_over(tmp_path
         same(stack, follower, KEYS)
 
 
+def test_what_a_tile_was_told_by_a_lost_history_is_told_anew(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+
+    def lose(question: str) -> None:
+        if question == "digests":
+            apply(stack, *(upsert(stored(number, 2, at=(90, 90), name="lost")) for number in range(8)))
+
+    with Stack(settings_for(home)) as stack:
+        fill(stack)
+        follower = Follower(stack, 1_000_000)
+        follower.shown(KEYS[3:])
+        stack.features.close()
+        del stack.__dict__["features"]
+        shutil.copy(home / "features.gpkg", tmp_path / "backup")
+        # The log is read before these edits, the digests after them.
+        Reads(stack, lose)
+        follower.shown(KEYS[:1])
+        stack.features.close()
+        del stack.__dict__["features"]
+        for name in ("features.gpkg-wal", "features.gpkg-shm"):
+            (home / name).unlink(missing_ok=True)
+        shutil.copy(tmp_path / "backup", home / "features.gpkg")
+        apply(stack, *(upsert(stored(number, 2, at=(190, 90), name="new")) for number in range(5)))
+        same(stack, follower, KEYS)
+
+
 def test_a_store_without_any_change_and_an_older_file_are_asked(tmp_path: Path) -> None:
     import sqlite3
 
