@@ -140,6 +140,57 @@ def test_what_was_told_after_the_last_snapshot_is_told_again_under_the_same_keys
     assert what(seen(stack)) == expected(stack, fences_of(stack), RULES)
 
 
+class Killed(Exception):
+    """The run dies here."""
+
+
+class Unanswered:
+    """The log's publisher; triggers that it is given are on their way and never get there."""
+
+    def __init__(self, real: Any, lost: list[int]) -> None:
+        self.real, self.lost = real, lost
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+    def send(self, keys: Any, values: Any, done: Any, **more: Any) -> None:
+        if more.get("partition") is None:
+            self.lost.append(len(values))
+        else:
+            # Marks of the epoch.
+            self.real.send(keys, values, done, **more)
+
+
+def test_rule_2_no_snapshot_gets_ahead_of_the_acknowledgements_so_that_a_kill_loses_nothing(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    post_fences(stack, [fence(n) for n in range(6)])
+    records = walk(15, 40)
+    stack.log.append(records[:300])
+    routing.route(stack, OPTIONS)
+    dead, lost = threading.Event(), list[int]()
+    publisher, take = stack.log.publisher, position_reader.PositionReader.take
+
+    def dies(self: Any, *args: Any) -> Any:
+        if dead.is_set():
+            raise Killed
+        return take(self, *args)
+
+    stack.log.append(records[300:])
+    with monkeypatch.context() as patched:
+        patched.setattr(stack.log, "publisher", lambda *a, **m: Unanswered(publisher(*a, **m), lost))
+        patched.setattr(position_reader.PositionReader, "take", dies)
+        # It has time for a dozen snapshots.
+        waits = replace(OPTIONS, idle_s=None, snapshot_s=0.05, barrier_s=0.01, router=RouterOptions(slow_publish_s=60))
+        killer = threading.Timer(1.5, dead.set)
+        killer.start()
+        with pytest.raises(Killed):
+            routing.route(stack, waits)
+    assert sum(lost) > 50
+    routing.route(stack, OPTIONS)
+    assert what(seen(stack)) == expected(stack, fences_of(stack), RULES)
+
+
 def test_new_fences_wait_until_a_replay_is_over(stack: Stack) -> None:
     post_fences(stack, [fence(n) for n in range(6)])
     records = walk(15, 40)
