@@ -21,6 +21,7 @@ import math
 import random
 import re
 import shutil
+import socket
 import statistics
 import tempfile
 import time
@@ -295,9 +296,14 @@ async def _quiet(stack: Stack, listener: Listener) -> bool:
 
 
 def _behind(stack: Stack) -> int:
-    """Records of `[raw]` that ingest has not worked off."""
-    done = stack.log.committed(topics.INGEST_GROUP, topics.RAW)
-    return sum(extent.end - max(done.get(p, 0), extent.begin) for p, extent in stack.log.extents(topics.RAW).items())
+    """Records of `[raw]` that ingest has not worked off, and hints that are no marks yet."""
+    done = {topics.RAW: stack.log.committed(topics.INGEST_GROUP, topics.RAW)}
+    done |= {topic: stack.ledger.positions(stack.log.topic_id(topic)) for topic in topics.TILE_HINTS}
+    return sum(
+        extent.end - max(done[topic].get(partition, 0), extent.begin)
+        for topic in done
+        for partition, extent in stack.log.extents(topic).items()
+    )
 
 
 def cpu_seconds(platform: Platform) -> dict[str, float]:
@@ -328,14 +334,14 @@ def begin(stack: Stack) -> dict[str, dict[int, int]]:
     """Where the topics end now."""
     return {
         topic: {p: extent.end for p, extent in stack.log.extents(topic).items()}
-        for topic in (topics.TILES, topics.TILE_UPDATED)
+        for topic in (*topics.TILE_HINTS, topics.TILE_UPDATED)
     }
 
 
 def judge(stack: Stack, run: str, load: Load, since: Mapping[str, Mapping[int, int]]) -> list[Edit]:
     """Give each edit the stamps of the tile that was seen last; those that were never seen whole are left out."""
     hinted: dict[str, Stamps] = {}
-    for record in _records(stack, topics.TILES, since):
+    for record in (record for topic in topics.TILE_HINTS for record in _records(stack, topic, since)):
         event = record.headers.get(topics.HEADER_EVENT_ID, "")
         passed = stamps_in_header(record.headers.get(topics.HEADER_STAGES, ""))
         if event not in hinted or passed.hinted > hinted[event].hinted:
@@ -457,7 +463,7 @@ _WATCH = """() => {
 }"""
 
 
-def in_a_browser(platform: Platform, stack: Stack, city: City, count: int) -> list[float]:
+def in_a_browser(platform: Platform, city: City, count: int) -> list[float]:
     """Milliseconds from posting an edit until a real browser's map had loaded the tile that shows it, one at a time."""
     from playwright.sync_api import sync_playwright
 
@@ -485,7 +491,10 @@ def in_a_browser(platform: Platform, stack: Stack, city: City, count: int) -> li
             page.wait_for_timeout(500)
             page.evaluate(_WATCH)
             due = now_us()
-            uvloop.run(_send_alone(platform, city.run, edit))
+            # Not in an event loop: playwright has one in this thread.
+            with socket.create_connection(("127.0.0.1", platform.edge_port), 30) as connection:
+                connection.sendall(request(city.run, edit))
+                assert connection.recv(4_096).startswith(b"HTTP/1.1 202")
             shown: list[float] = []
             while not shown and time.monotonic() < deadline:
                 page.wait_for_timeout(20)
@@ -494,12 +503,6 @@ def in_a_browser(platform: Platform, stack: Stack, city: City, count: int) -> li
                 took.append(max(shown) - due / 1000)
         browser.close()
     return took
-
-
-async def _send_alone(platform: Platform, run: str, edit: Edit) -> None:
-    pool = Pool(platform.edge_port)
-    await _send(pool, edit, request(run, edit))
-    pool.close()
 
 
 # -- the whole -----------------------------------------------------------------------------------------------------
@@ -557,7 +560,7 @@ def measure(report: Report, stack_name: str, options: argparse.Namespace, profil
             load = uvloop.run(one_by_one(platform, stack, city.run, city.edits(options.idle)))
             tell(report, f"{stack_name}, idle", load, judge(stack, city.run, load, since))
         if options.browser:
-            took = in_a_browser(platform, stack, city, 5 if options.quick else 20)
+            took = in_a_browser(platform, city, 5 if options.quick else 20)
             for share, word in ((0.5, "p50"), (0.95, "p95")):
                 report.row(f"{stack_name}, idle: edit to browser, {word}", percentile(took, share), "ms")
         best: float | None = None

@@ -202,7 +202,7 @@ def test_where_no_bell_is_heard_records_of_other_processes_are_found_all_the_sam
 
 
 def test_a_bell_that_cannot_be_rung_costs_no_append(tmp_path: Path) -> None:
-    (tmp_path / "log.db-bells").write_text("in the way of the folder")
+    (tmp_path / ".log.db.bells").write_text("in the way of the folder")
     log = SqliteEventLog(tmp_path / "log.db")
     log.ensure_topics([TopicSpec("t")])
     assert log.ear(["t"]) is None

@@ -213,7 +213,7 @@ class SqliteEventLog:
         return self._file
 
     def _own_bells(self) -> Bells:
-        return Bells(self._file.path.with_name(f"{self._file.path.name}-bells"))
+        return Bells(self._file.path.with_name(f".{self._file.path.name}.bells"))
 
     def ear(self, topics: Sequence[str]) -> Ear | None:
         """What hears of appends to these topics by any process; None where nobody can, or one was never declared."""
