@@ -145,8 +145,8 @@ class Ingest:
         def workers(count: int) -> WorkerPool:
             return WorkerPool(count, settings.task_timeout_s, ingest_worker.start, (settings,))
 
-        # One process is for what is light alone: a giant in each of the others holds up no small edit.
-        self._pool, self._heavy_pool = workers(1), workers(max(1, settings.ingest_workers - 1))
+        # Processes of their own for what is heavy, started by the first of it: no giant holds up a small edit.
+        self._pool, self._heavy_pool = workers(settings.ingest_workers), workers(max(1, settings.ingest_workers - 1))
         self._turns = Turns(is_heavy)
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="heavy")
         self._under_way: tuple[Record, Future[list[Outcome]]] | None = None
@@ -168,7 +168,6 @@ class Ingest:
         """Work until asked to stop; transient faults wait with full jitter and go on from the committed offset."""
         backoff, chance, failed = Backoff(), random.Random(), 0
         self._pool.warm()
-        self._heavy_pool.warm()
         self._sweep()
         while not stop.is_set():
             try:
