@@ -509,7 +509,7 @@ def test_roll_back_moves_the_pointer_and_touches_no_tile(world: World) -> None:
     assert registry.roll_back(ledger, "city", "3")[1].version == versions[2]
     with pytest.raises(TilesetError, match="in force already"):
         registry.roll_back(ledger, "city", versions[2])
-    with pytest.raises(UnknownTileset, match="no version 9"):
+    with pytest.raises(UnknownTileset, match="no version '9'"):
         registry.roll_back(ledger, "city", "9")
     with pytest.raises(UnknownTileset, match="there is city"):
         registry.roll_back(ledger, "town")
@@ -530,6 +530,9 @@ def test_prune_keeps_the_one_in_force_and_what_a_reader_pinned(world: World) -> 
     registry.roll_back(ledger, "city", "2")
     pin = registry.pin(ledger, "city", "3", "the printer")
     registry.pin(ledger, "city", "4", "a visitor", for_s=-1)
+    for reader, for_s in ((" ", None), ("atlas", 1e30), ("atlas", float("nan"))):
+        with pytest.raises(TilesetError, match=r"reader is empty|without a time it has no end"):
+            registry.pin(ledger, "city", "4", reader, for_s=for_s)
     gone = keeping.prune(world.stack, "city", 1)
     assert [one.version for one in gone] == [versions[0], versions[3]]
     left = [versions[1], versions[2], versions[4]]

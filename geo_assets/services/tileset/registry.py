@@ -434,12 +434,12 @@ def pin(ledger: Ledger, name: str, version: str, reader: str, *, for_s: float | 
 
     Raises:
         UnknownTileset: No such tileset or version.
-        TilesetError: A reader without a name, or a time that is none.
+        TilesetError: A reader without a name, or a time that is too long.
     """
     if not reader.strip():
         raise TilesetError("reader is empty: say who goes on with the version, so that somebody can be asked")
-    if for_s is not None and not 0 <= for_s <= LONGEST_PIN_S:
-        raise TilesetError(f"a pin for {for_s:g} s is outside 0..{LONGEST_PIN_S:g} s; without a time it has no end")
+    if for_s is not None and not for_s <= LONGEST_PIN_S:
+        raise TilesetError(f"a pin for {for_s:g} s is above {LONGEST_PIN_S:g} s; without a time it has no end")
     made: list[ReaderPin] = []
 
     def pinned(tileset: Tileset) -> Tileset:
