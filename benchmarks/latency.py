@@ -551,7 +551,7 @@ def measure(report: Report, stack_name: str, options: argparse.Namespace, profil
         city = City(options.buildings, stack.layers.reach_fraction, f"r{int(time.time()) % 100_000}")
         report.note(f"{stack_name}: {options.buildings:,} buildings, edits spread over {city.tiles} tiles of zoom 14")
         # What loads at the first edit, and at the first of each tile, is no part of it.
-        uvloop.run(paced(platform, stack, city.run, city.edits(options.warm), min(10, options.rate)))
+        uvloop.run(paced(platform, stack, city.run, city.edits(options.warm), min(20, options.rate)))
         measuring = None if profile is None else profile / sampler.MEASURING
         if measuring is not None:
             measuring.touch()
@@ -588,7 +588,7 @@ def main() -> None:
     command.add_argument("--seconds", type=float, default=60, help="how long (default 60)")
     command.add_argument("--ladder", action="store_true", help="rates upwards until one does not hold")
     command.add_argument("--idle", type=int, default=30, help="single edits on an idle system (default 30; 0: none)")
-    command.add_argument("--warm", type=int, default=100, help="edits before anything is timed (default 100)")
+    command.add_argument("--warm", type=int, default=400, help="edits before anything is timed (default 400)")
     command.add_argument("--without-lane", action="store_true", help="sensor and runs alone build")
     command.add_argument("--buildings", type=int, default=100_000, help="of the city (default 100,000)")
     command.add_argument("--browser", action="store_true", help="also to the map in a real browser")
