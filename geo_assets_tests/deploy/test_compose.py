@@ -45,7 +45,7 @@ def deployed(tmp_path: Path) -> Path:
 
 
 def test_the_services_of_the_platform_and_those_it_needs_are_all_there() -> None:
-    assert sorted(PLATFORM) == ["dagster-daemon", "dagster-webserver", "edge", "ingest", "migrate", "tiles"]
+    assert sorted(PLATFORM) == ["dagster-daemon", "dagster-webserver", "edge", "ingest", "live", "migrate", "tiles"]
     assert set(SERVICES) - PLATFORM == {"kafka", "redis", "postgres", "s3", "bucket", "cache"}
     assert set(COMPOSE) == {"name", "x-platform", "x-dagster", "services", "volumes"}
 

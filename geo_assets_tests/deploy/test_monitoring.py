@@ -203,7 +203,7 @@ def test_the_dashboard_is_of_the_form_that_grafana_reads() -> None:
 
 def test_the_dashboard_has_every_stage() -> None:
     assert [panel.title for panel in dashboard().panels if panel.type == "row"] == [
-        "At a glance", "Edge", "Ingest", "Tiles", "Tile server", "Geofence", "Dead letters", "Alerts"
+        "At a glance", "Edge", "Ingest", "Fast lane", "Tiles", "Tile server", "Geofence", "Dead letters", "Alerts"
     ]  # fmt: skip
 
 
@@ -248,13 +248,13 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     home.mkdir()
     (home / "layers.yaml").write_text(LAYERS)
     (home / "sources.yaml").write_text(SOURCES)
-    ports = {name: free_port() for name in ("edge", "tiles", "ingest", "routing", "prometheus")}
+    ports = {name: free_port() for name in ("edge", "tiles", "ingest", "live", "routing", "prometheus")}
     environment = {
         **os.environ,
         "GEO_ASSETS_HOME": str(home),
         "GEO_ASSETS_LOG_PARTITIONS": "1",
         "GEO_ASSETS_INGEST_WORKERS": "1",
-        **{f"GEO_ASSETS_{name.upper()}_PORT": str(ports[name]) for name in ("edge", "tiles", "ingest")},
+        **{f"GEO_ASSETS_{name.upper()}_PORT": str(ports[name]) for name in ("edge", "tiles", "ingest", "live")},
     }
     config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
     config["global"] = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
@@ -285,6 +285,9 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
             folder,
         )
         _wait(lambda: bool(found.value('log_lag_records{topic="tiles"} > 0')), "hints wait", folder)
+        # Nobody reads hints before the lane does.
+        running.enter_context(process([*me, "live"], environment, folder / "live.log"))
+        _wait(lambda: len(found.value("up == 1")) == 5, "the fast lane answers a scrape", folder)
         found.families |= {one["metric"] for one in found.get("targets/metadata", limit="100000")}
         yield found
 

@@ -46,6 +46,9 @@ TURN_TILES = 64
 CHUNK_VERTICES = 30_000
 """Vertices built between two polls."""
 
+FILL = 0.5
+"""Share of the places for those who wait for the budget from which nothing more is taken."""
+
 LARGEST_KEPT, MOST_KEPT = 1_000, 150_000
 """Vertices of the largest feature, and of all, of a tile that is built in the lane's own process when nothing is kept
 of it: a fifth of a second, once."""
@@ -170,7 +173,9 @@ class Lane:
                 self.give_up_turn()
                 stop.wait(wait_s)
         try:
-            while self._queue:
+            left = len(self._queue) + 1
+            while len(self._queue) < left:
+                left = len(self._queue)
                 self._work()
             self._reader.commit()
         except OUTAGES as fault:
@@ -259,6 +264,8 @@ class Lane:
     # -- building ----------------------------------------------------------------------------------------------------
     def _work(self) -> None:
         """Take what waits, as much as fits into one turn, and build what is light of it."""
+        if self._budget.gauges(self._clock()).fill > FILL:
+            return  # What is in hand first: it goes on as worker processes end.
         keys = [key for key, _ in zip(self._queue, range(TURN_TILES), strict=False)]
         prepared = self._builder.prepare(keys, free_only=True)
         taken_us = now_us()

@@ -153,6 +153,8 @@ def test_a_mark_raised_during_a_build_is_answered_by_one_more_build(world: World
     assert {one["version"] for key in world.published() for one in world.properties(key)} == {2}
 
 
+# Worker processes of these tests began before another store's credentials were in the environment.
+@pytest.mark.parametrize("world", ["embedded"], indirect=True)
 def test_heavy_tiles_are_built_in_other_processes_while_light_ones_pass_them(world: World) -> None:
     turn = [2 * math.pi * step / 20_000 for step in range(20_000)]
     ring = [[round(HERE[0] + 0.003 * math.cos(a), 9), round(HERE[1] + 0.003 * math.sin(a), 9)] for a in turn]
