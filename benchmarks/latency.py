@@ -25,7 +25,7 @@ import socket
 import statistics
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -230,6 +230,8 @@ class Load:
     cpu: dict[str, float]
     """Cores that each service was using while edits were sent."""
     drained: bool
+    unseen: Counter[str] = field(default_factory=Counter[str])
+    """Why edits were not seen."""
 
 
 async def paced(platform: Platform, stack: Stack, run: str, edits: Sequence[Edit], rate: float) -> Load:
@@ -370,6 +372,12 @@ def judge(stack: Stack, run: str, load: Load, since: Mapping[str, Mapping[int, i
         told = [(key, first[key][edit.number]) for key in edit.tiles if edit.number in first.get(key, {})]
         shown = {int(key.partition(":")[0]) for key, _ in told}
         moments = [_heard(revisions[key], revision) for key, revision in told]
+        if edit.status != b"202":
+            load.unseen[f"answered {edit.status.decode()}"] += 1
+        elif shown != set(ZOOMS):
+            load.unseen[f"never shown at zoom {', '.join(map(str, sorted(set(ZOOMS) - shown)))}"] += 1
+        elif None in moments:
+            load.unseen["shown, and not told"] += 1
         if edit.status != b"202" or shown != set(ZOOMS) or None in moments:
             continue
         last = max((one for one in moments if one is not None), key=lambda one: one.sent)
@@ -443,6 +451,8 @@ def tell(report: Report, name: str, load: Load, seen: Sequence[Edit]) -> tuple[f
         report.note(f"{name}, cores in use: {_listed(used, 2)}; generator late by at most {load.late_ms:.1f} ms")
     lost = len(load.edits) - len(seen)
     report.row(f"{name}: edits that were not seen", lost, "edits")
+    if load.unseen:
+        report.note(f"{name}: {', '.join(f'{count} {why}' for why, count in load.unseen.items())}")
     if not load.drained:
         report.note(f"{name}: not all was on the map {DRAIN_S:g} s after the last edit")
     return percentile(whole, 0.5), percentile(whole, 0.99) if not lost else math.inf
