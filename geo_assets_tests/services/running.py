@@ -13,10 +13,12 @@ from geo_assets.services.http_server import listen, make_server
 
 
 @contextmanager
-def running(app: ASGIApp, *, on_stop: Callable[[], None] | None = None) -> Iterator[str]:
+def running(
+    app: ASGIApp, *, on_stop: Callable[[], None] | None = None, forwarded_allow_ips: str = "127.0.0.1"
+) -> Iterator[str]:
     """Serve the app and give its base URL; at the end it is shut down and its thread joined."""
     listener = listen("127.0.0.1", 0, service="test", setting="-")
-    server = make_server(app, on_stop=on_stop, grace_s=2)
+    server = make_server(app, on_stop=on_stop, grace_s=2, forwarded_allow_ips=forwarded_allow_ips)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     deadline = time.monotonic() + 10

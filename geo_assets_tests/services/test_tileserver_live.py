@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ from geo_assets.events import topics
 from geo_assets.flow.epochs import mark
 from geo_assets.geofence.frames import DWELL, ENTER, EXIT, Trigger, encode
 from geo_assets.services import fences as folding
-from geo_assets.services.tileserver import live
+from geo_assets.services.tileserver import Options, create_app, live
 from geo_assets.services.tileserver.live import LiveClient, Wanted
 from geo_assets.stack import Stack
 from geo_assets.tiles.tile import Box
 from geo_assets_tests.geofence_world import fence, position, post_fences
+from geo_assets_tests.services.running import running
 from geo_assets_tests.services.tile_world import Stream, TileWorld
 from geo_assets_tests.stacks import STACKS, changes_of
 from resources.event_log.protocol import NewRecord
@@ -317,6 +319,62 @@ def test_beyond_its_places_a_listener_is_told_when_to_come_again(world: TileWorl
         assert answer.status_code == 503
         assert answer.headers["retry-after"] == "10"
         assert stream.response.status_code == 200
+
+
+def from_address(address: str) -> dict[str, str]:
+    """What a proxy on this machine says of its client."""
+    return {"X-Forwarded-For": address}
+
+
+def test_no_address_takes_every_place(world: TileWorld) -> None:
+    with world.served(max_live_clients=4, max_live_of_one=2) as client, ThreadPoolExecutor(8) as pool:
+
+        def ask(address: str) -> httpx.Response:
+            url = client.build_request("GET", "/live?show=fences", headers=from_address(address))
+            return client.send(url, stream=True)
+
+        # However many it asks for at once.
+        answers = list(pool.map(ask, ["203.0.113.7"] * 8))
+        taken = [answer for answer in answers if answer.status_code == 200]
+        assert len(taken) == 2
+        assert sorted({answer.status_code for answer in answers}) == [200, 429]
+        refused = next(answer for answer in answers if answer.status_code == 429)
+        assert refused.headers["retry-after"] == "10"
+        assert json.loads(refused.read())["limit"] == 2
+        # A network of IPv6 is one, and others have their places until all are taken.
+        assert [ask(f"2001:db8::{n}").status_code for n in range(3)] == [200, 200, 429]
+        assert ask("198.51.100.1").status_code == 503
+        # A place is free again when its stream has ended.
+        taken[0].close()
+        until(lambda: ask("203.0.113.7").status_code == 200)
+
+
+def test_a_client_that_forges_the_header_is_believed_by_nobody(world: TileWorld) -> None:
+    app = create_app(world.ledger, world.tiles, world.log, world.layers, world.settings, Options(max_live_of_one=1))
+    with (
+        running(app, on_stop=app.state.end_streams, forwarded_allow_ips="192.0.2.1") as url,
+        httpx.Client(base_url=url, timeout=20) as client,
+    ):
+        answers = [
+            client.send(client.build_request("GET", "/live", headers=from_address(f"203.0.113.{n}")), stream=True)
+            for n in range(2)
+        ]
+        assert [answer.status_code for answer in answers] == [200, 429]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("192.0.2.1", "::ffff:192.0.2.1", True),
+        ("192.0.2.1", "192.0.2.2", False),
+        ("2001:db8:0:1::1", "2001:db8:0:1:ffff::9", True),
+        ("2001:db8:0:1::1", "2001:db8:0:2::1", False),
+        ("fe80::1%eth0", "fe80::2", True),
+        ("unix", "", False),
+    ],
+)
+def test_addresses_that_count_as_one(one: str, other: str, same: bool) -> None:
+    assert (live.whose(one) == live.whose(other)) is same
 
 
 def test_a_box_over_the_date_line_holds_both_its_sides() -> None:

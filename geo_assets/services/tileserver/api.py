@@ -27,6 +27,12 @@ def _problem(description: str) -> oa.Answer:
     return oa.Answer(description, {PROBLEM: models.ProblemDocument})
 
 
+def _later(description: str) -> oa.Answer:
+    return oa.Answer(
+        description, {PROBLEM: models.ProblemDocument}, {"Retry-After": "Seconds after which to ask again."}
+    )
+
+
 def _document(model: Any, description: str) -> dict[int, oa.Answer]:
     return {
         200: oa.Answer(description, {JSON: model}, {"ETag": "Weak entity tag of the document."}),
@@ -109,7 +115,7 @@ def operations(max_zoom: int) -> list[oa.Operation]:
                     {"text/event-stream": {"type": "string"}},
                 ),
                 400: _problem("A parameter is malformed."),
-                503: _problem("Every place is taken, or the log cannot be read."),
+                503: _later("Every place is taken, or the log cannot be read."),
             },
             tag="changes",
             parameters=[
@@ -247,7 +253,8 @@ def operations(max_zoom: int) -> list[oa.Operation]:
                 ),
                 400: _problem("A parameter is malformed."),
                 403: _problem("Not from the server's own page, or the server shows no devices."),
-                503: _problem("Every place is taken."),
+                429: _later("This client address has its share of the places."),
+                503: _later("Every place is taken."),
             },
             tag="geofences",
             parameters=[

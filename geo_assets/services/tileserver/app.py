@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -42,7 +43,7 @@ from geo_assets.services.tileserver.http import (
     conditional,
     etag_matches,
 )
-from geo_assets.services.tileserver.live import LiveHub, Wanted
+from geo_assets.services.tileserver.live import LiveHub, TooManyOfOne, Wanted
 from geo_assets.services.tileserver.metrics import MEDIA_TYPE as METRICS_TYPE
 from geo_assets.services.tileserver.metrics import Metrics
 from geo_assets.services.tileserver.private import SameOrigin
@@ -89,6 +90,7 @@ class Options:
         replay_records: Records that a resume may read again.
         counts_keep_s: How long the map's bounds are kept before the ledger is asked again.
         max_live_clients: Live streams at once: each costs a search of the devices that moved, three times a second.
+        max_live_of_one: Of these, to one client address: nobody takes every place, and an office behind one has some.
     """
 
     cache_bytes: int = 64_000_000
@@ -99,14 +101,15 @@ class Options:
     replay_records: int = 20_000
     counts_keep_s: float = 5.0
     max_live_clients: int = 100
+    max_live_of_one: int = 25
 
 
 class _Stream(EventSourceResponse):
     """A change stream; a client that takes nothing for too long is let go, and comes back with its resume point."""
 
-    def __init__(self, *args: Any, metrics: Metrics, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, metrics: Metrics, ended: Callable[[], None] = lambda: None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._metrics = metrics
+        self._metrics, self._ended = metrics, ended
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         try:
@@ -114,6 +117,8 @@ class _Stream(EventSourceResponse):
         except SendTimeoutError:
             self._metrics.drops.inc()
             structlog.get_logger().info("stream let go", reason="the client took nothing in time")
+        finally:
+            self._ended()
 
 
 class _TileServer:
@@ -151,6 +156,7 @@ class _TileServer:
             self.metrics,
             shows_devices=settings.shows_devices,
             max_clients=options.max_live_clients,
+            max_of_one=options.max_live_of_one,
         )
         self.drawing = (
             Drawing(log, self.fences, settings.draw_source, layer_of(layers, source), self.metrics)
@@ -434,7 +440,13 @@ class _TileServer:
             )  # fmt: skip
         wanted = Wanted(None if box is None else _box(box), "devices" in shown, "triggers" in shown)
         try:
-            client = self.live_hub.client(wanted)
+            # Behind a trusted proxy it is what the proxy says.
+            client = self.live_hub.client(wanted, request.client.host if request.client else "")
+        except TooManyOfOne:
+            raise problems.ProblemError(
+                429, "streams", "Your address has its share of the live streams; close one, or come again later.",
+                limit=self.options.max_live_of_one, headers={"Retry-After": "10"},
+            ) from None  # fmt: skip
         except TooManyClients:
             raise problems.unavailable("Every place for a live stream is taken.", 10) from None
         return _Stream(
@@ -444,6 +456,7 @@ class _TileServer:
             sep="\n",
             shutdown_grace_period=GRACE_S,
             metrics=self.metrics,
+            ended=partial(self.live_hub.leave, client),
             headers={"Cache-Control": "no-store, no-transform"},
         )
 

@@ -8,6 +8,7 @@ the newest of each device when it is ready again, so that nothing queues up for 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import math
 import threading
 import time
@@ -122,11 +123,17 @@ _fix = msgspec.json.Decoder(_Fix).decode
 _encode = msgspec.json.Encoder().encode
 
 
+class TooManyOfOne(Exception):
+    """One address has its share of the places."""
+
+
 @dataclass(eq=False, slots=True)
 class LiveClient:
     """One listener. Its news belong to the reading thread; what is ready to be sent is handed to the event loop."""
 
     wanted: Wanted
+    whose: str = ""
+    """Who counts as one: see `whose`."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     ended: bool = False
     free: bool = True
@@ -185,6 +192,21 @@ def _event(name: str, data: Mapping[str, Any]) -> bytes:
     return b"event: %s\ndata: %s\n\n" % (name.encode(), _encode(data))
 
 
+def whose(address: str) -> str:
+    """Which addresses count as one: an IPv4 address, or the 64 bits of an IPv6 one that a provider hands out at least.
+
+    Args:
+        address: Of a client; a trusted proxy's word on it, where there is one.
+    """
+    try:
+        read = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(read, ipaddress.IPv4Address):
+        return str(read)
+    return str(read.ipv4_mapped or ipaddress.IPv6Network((int(read) >> 64 << 64, 64)))
+
+
 class LiveHub:
     """Reads for every listener in one thread, and only while there is one.
 
@@ -194,14 +216,23 @@ class LiveHub:
         metrics: The app's figures.
         shows_devices: Whether positions and triggers are read at all.
         max_clients: Listeners at once.
+        max_of_one: Listeners at once of one address.
     """
 
     def __init__(
-        self, log: EventLog, fences: FenceMap, metrics: Metrics, *, shows_devices: bool, max_clients: int = 100
+        self,
+        log: EventLog,
+        fences: FenceMap,
+        metrics: Metrics,
+        *,
+        shows_devices: bool,
+        max_clients: int = 100,
+        max_of_one: int = 25,
     ) -> None:
         self._log, self._fences, self._metrics = log, fences, metrics
         self.shows_devices = shows_devices
-        self._max_clients = max_clients
+        self._max_clients, self._max_of_one = max_clients, max_of_one
+        self._places: set[LiveClient] = set()
         self._lock = threading.Lock()
         self._clients: set[LiveClient] = set()
         self._listeners = threading.Event()
@@ -238,15 +269,29 @@ class LiveHub:
             await anyio.to_thread.run_sync(self._thread.join)
 
     # -- in the event loop -------------------------------------------------------------------------------------------
-    def client(self, wanted: Wanted) -> LiveClient:
-        """A listener to be followed.
+    def client(self, wanted: Wanted, address: str = "") -> LiveClient:
+        """A listener to be followed; it has its place from here on until it is told to `leave`.
+
+        Args:
+            wanted: What it asks for.
+            address: Its address.
 
         Raises:
             TooManyClients: Every place is taken.
+            TooManyOfOne: This address has its share.
         """
-        if len(self._clients) >= self._max_clients:
+        one = whose(address)
+        if sum(client.whose == one for client in self._places) >= self._max_of_one:
+            raise TooManyOfOne
+        if len(self._places) >= self._max_clients:
             raise TooManyClients
-        return LiveClient(wanted)
+        client = LiveClient(wanted, one)
+        self._places.add(client)
+        return client
+
+    def leave(self, client: LiveClient) -> None:
+        """Give a listener's place to others."""
+        self._places.discard(client)
 
     async def follow(self, client: LiveClient) -> AsyncIterator[bytes]:
         """The stream's bytes."""
