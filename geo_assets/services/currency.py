@@ -17,6 +17,7 @@ from resources.event_log.protocol import OffsetOutOfRange
 if TYPE_CHECKING:
     from geo_assets.stack import Stack
     from resources.event_log.protocol import EventLog
+    from resources.feature_store.protocol import StoreCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +44,15 @@ class SourceCurrency:
         return self.expected_s is not None and self.silent_s is not None and self.silent_s > self.expected_s
 
 
-def sources(stack: Stack, now_ms: int) -> list[SourceCurrency]:
-    """Every source that is configured or ever wrote, by name."""
-    times = stack.features.counts().sources
+def sources(stack: Stack, now_ms: int, *, counts: StoreCounts | None = None) -> list[SourceCurrency]:
+    """Every source that is configured or ever wrote, by name.
+
+    Args:
+        stack: The ports.
+        now_ms: Milliseconds since the epoch, UTC.
+        counts: Of the feature store, where somebody counted already: it takes a while.
+    """
+    times = (counts or stack.features.counts()).sources
     found: list[SourceCurrency] = []
     for name in sorted({*stack.sources, *times}):
         watermark_ms, received_ms = times.get(name, (0, 0))
@@ -78,14 +85,19 @@ class TilesetCurrency:
     commits: int | None
 
 
-def tilesets(stack: Stack) -> list[TilesetCurrency]:
-    """Every tileset of which a version is in force, by name."""
+def tilesets(stack: Stack, *, counts: StoreCounts | None = None) -> list[TilesetCurrency]:
+    """Every tileset of which a version is in force, by name.
+
+    Args:
+        stack: The ports.
+        counts: As for `sources`.
+    """
     versions = {
         name: version for name in registry.names(stack.ledger) if (version := _in_force(stack, name)) is not None
     }
     if not versions:
         return []
-    newest_ms, commits = stack.features.counts().watermark_ms, stack.ledger.counts().revision_sum
+    newest_ms, commits = (counts or stack.features.counts()).watermark_ms, stack.ledger.counts().revision_sum
     return [
         TilesetCurrency(
             name,

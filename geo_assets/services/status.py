@@ -90,7 +90,7 @@ def snapshot(stack: Stack) -> dict[str, Any]:
                 "expected_every_s": one.expected_s,
                 "silent": one.silent,
             }
-            for one in currency.sources(stack, now_ms())
+            for one in currency.sources(stack, now_ms(), counts=features)
         ],
         "tilesets": [
             {
@@ -101,7 +101,7 @@ def snapshot(stack: Stack) -> dict[str, Any]:
                 "behind_s": one.behind_s,
                 "commits_since": one.commits,
             }
-            for one in currency.tilesets(stack)
+            for one in currency.tilesets(stack, counts=features)
         ],
         "lag": lag_of(stack),
         "lost": {topic: asdict(loss) | {"at": moment(loss.at_ms)} for topic, loss in losses_of(stack.ledger).items()},
