@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -312,7 +312,9 @@ class Lane:
             try:
                 for ticket in granted:
                     if not ticket.small:
-                        ticket.work.future = self._pool.start(build_worker.build_unless_away, ticket.work.task)
+                        # What it shows is for whoever keeps encoded features, as only this process does.
+                        task = replace(ticket.work.task, shown=None)
+                        ticket.work.future = self._pool.start(build_worker.build_unless_away, task)
                 for chunk in _chunks(small):
                     if not polled:
                         # Long work is cut up, so that the consumer is polled and worker processes are served.
