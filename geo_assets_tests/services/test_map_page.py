@@ -18,7 +18,9 @@ from starlette.responses import HTMLResponse
 from starlette.routing import Route
 
 from geo_assets.events import topics
+from geo_assets.events.models import FenceEvent
 from geo_assets.services.fence_keeper import FenceKeeper
+from geo_assets.services.fences import FenceBook
 from geo_assets.services.routing import options_of, route
 from geo_assets.services.tileserver.static import StaticFiles
 from geo_assets.stack import Stack
@@ -26,7 +28,7 @@ from geo_assets.tiles.encode import TileFeatures, encode_tiles
 from geo_assets.tiles.layers import Layer, LayerSet
 from geo_assets.tiles.tile import Tile
 from geo_assets.tiles.workkey import tile_hash
-from geo_assets_tests.geofence_world import position
+from geo_assets_tests.geofence_world import position, post_fences
 from geo_assets_tests.resources.contract_event_log import read_all
 from geo_assets_tests.services.running import running
 from geo_assets_tests.services.tile_world import TileWorld
@@ -470,6 +472,35 @@ def test_a_circle_and_a_corridor_are_drawn_and_a_circle_is_changed_and_deleted(
         assert page.faults == []
     finally:
         keeper.stop()
+
+
+def test_a_layer_that_holds_fences_is_drawn_once_as_it_judges(browser: Any, tmp_path: Path) -> None:
+    layers = LayerSet((Layer("buildings"), Layer("zones", fences=True)), max_zoom=16)
+    world = TileWorld(tmp_path / "zones", layers)
+    west, south, east, north = MIDDLE.bounds
+    square = shapely.box(west + (east - west) / 4, south + (north - south) / 4, (west + east) / 2, (south + north) / 2)
+    one = np.array([0])
+    (encoded,) = encode_tiles(
+        TileFeatures(["demo"], ["1"], ["zones"], np.array([square], object), ['{"name": "Yard"}'], [MIDDLE], one, one),
+        layers,
+    )
+    world.publish(MIDDLE, encoded.data)
+    shape = json.loads(shapely.to_geojson(square))
+    with Stack(world.settings) as stack:
+        post_fences(stack, [FenceEvent(type="Feature", id="yard", geometry=shape, name="Yard")])
+        FenceBook(stack).fold()
+    with world.served() as client:
+        # Whoever has the tiles alone sees it there.
+        assert "zones" in {layer.get("source-layer") for layer in client.get("/style.json").json()["layers"]}
+        page = Page(browser.new_page())
+        page.page.goto(f"{client.base_url}/#15.2/{(south + north) / 2:.5f}/{(west + east) / 2:.5f}")
+        page.until("() => Boolean(window.geoAssets?.map.loaded() && window.geoAssets.map.areTilesLoaded())")
+        drawn = "geoAssets.map.queryRenderedFeatures().map(f => f.sourceLayer ?? f.source)"
+        page.until(f"() => {drawn}.includes('geofences')")
+        assert set(page.page.evaluate(f"() => {drawn}")) == {"geofences"}
+        assert page.tiles
+        page.page.close()
+    world.close()
 
 
 def test_rule_12_a_server_that_shows_no_devices_shows_fences_alone(browser: Any, tmp_path: Path) -> None:
