@@ -37,7 +37,7 @@ bench: install ## Run every benchmark; tables on the terminal, JSON in bench-res
 soak: install ## The long fault and endurance tests (an hour or so).
 	@$(BIN)/python -m pytest -q -m soak --timeout 7200 geo_assets_tests
 
-install: $(VENV)/.installed $(WEB)/node_modules/.installed
+install: $(VENV)/.installed $(WEB)/node_modules/.installed ## Set up .venv and the map page's packages, and start nothing.
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "geo_assets needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + ": make run PYTHON=python3.12")'
@@ -46,7 +46,7 @@ $(VENV)/.python:
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.python requirements.lock setup.cfg pyproject.toml
-	@echo "installing what requirements.lock names (about 150 packages; a minute the first time)"
+	@echo "installing what requirements.lock names (about 150 packages; one to three minutes the first time)"
 	@$(BIN)/pip install -q --disable-pip-version-check $(UV)
 	@VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install -q -r requirements.lock \
 		|| $(BIN)/pip install -q --disable-pip-version-check --no-deps -r requirements.lock
