@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+YEAR_MINUTES = 366 * 24 * 60
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3_600.0}
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(?:/(s|min|h))?")
 _PREFIX = re.compile(r"[A-Za-z0-9_.:-]{0,64}")
@@ -24,17 +25,31 @@ def register(app: typer.Typer) -> None:
     app.command(rich_help_panel="Start here")(simulate)
 
 
-def rate_of(text: str, option: str) -> float:
+def rate_of(text: str, option: str, least: str, most: str) -> float:
     """Times a second of `5/s`, `10/min`, `2`.
 
+    Args:
+        text: The rate.
+        option: Of which option, for the message.
+        least: The lowest rate.
+        most: The highest rate.
+
     Raises:
-        CliError: It is none, or nothing.
+        CliError: It is none, nothing, or outside its range.
     """
+    rate = _a_second(text)
+    shown_ = text if len(text) <= 40 else text[:40] + "…"
+    if rate is None:
+        raise CliError(f"{option} {shown_!r} is no rate above zero, such as 1/s, 0.5/s or 10/min")
+    if not (_a_second(least) or 0.0) <= rate <= (_a_second(most) or 0.0):
+        raise CliError(f"{option} {shown_!r} is outside {least} to {most}")
+    return rate
+
+
+def _a_second(text: str) -> float | None:
     match = _RATE.fullmatch(text.strip())
     rate = float(match[1]) / _UNITS[match[2] or "s"] if match is not None else 0.0
-    if rate <= 0:
-        raise CliError(f"{option} {text!r} is no rate above zero, such as 1/s, 0.5/s or 10/min")
-    return rate
+    return rate if rate > 0 else None
 
 
 def simulate(
@@ -79,7 +94,11 @@ def simulate(
     from geo_assets.simulation.fleet import FleetError
     from geo_assets.simulation.routes import RouteError
 
-    rate_s, edits_s = rate_of(rate, "--rate"), rate_of(edits, "--edits") if edits else 0.0
+    # The fleet's own limits, as intervals: 120 s and 10 ms.
+    rate_s = rate_of(rate, "--rate", "0.5/min", "100/s")
+    edits_s = rate_of(edits, "--edits", "1/h", "1000/s") if edits else 0.0
+    if minutes > YEAR_MINUTES:
+        raise CliError(f"--minutes {minutes:g} is outside 0 to {YEAR_MINUTES:,}, a year")
     if via not in ("edge", "log"):
         raise CliError(f"via {via!r} is none of edge, log")
     if not _PREFIX.fullmatch(prefix):

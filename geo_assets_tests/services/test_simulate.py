@@ -287,9 +287,15 @@ def test_the_command_sends_and_sums_up(terminal: Terminal, url: str) -> None:
         (("--url", "http://127.0.0.1:9"), "start it with `geo-assets up --sample`"),
         (("--rate", "fast"), "--rate 'fast' is no rate"),
         (("--rate", "0/s"), "is no rate above zero"),
+        (("--rate", "99999999999/s"), "--rate '99999999999/s' is outside 0.5/min to 100/s"),
+        (("--rate", "9" * 400), "is outside 0.5/min to 100/s"),
+        (("--rate", "1/h"), "--rate '1/h' is outside 0.5/min to 100/s"),
+        (("--edits", "1e9"), "--edits '1e9' is no rate"),
+        (("--edits", "100000/s"), "--edits '100000/s' is outside 1/h to 1000/s"),
+        (("--minutes", "inf"), "--minutes inf is outside 0 to 527,040"),
+        (("--minutes", "1e300"), "--minutes 1e+300 is outside"),
         (("--via", "pigeon"), "none of edge, log"),
         (("--prefix", 'a"'), "prefix"),
-        (("--via", "log", "--rate", "1/h"), "interval_ms"),
         (("--via", "log", "--minutes", "0", "--speed-up", "5"), "ends at the present"),
         (("--via", "log", "--late", "0.3", "--jumps", "0.3"), "late + duplicates + jumps: 0.6"),
         (("--via", "log", "--source", "nobody"), "nobody"),
@@ -300,9 +306,9 @@ def test_what_cannot_be_simulated_is_one_line(terminal: Terminal, arguments: tup
 
 
 def test_rates_are_read_with_their_unit() -> None:
-    assert [rate_of(text, "--rate") for text in ("5/s", "30/min", "7200/h", "0.5")] == [5, 0.5, 2, 0.5]
+    assert [rate_of(text, "--rate", "1/h", "9/s") for text in ("5/s", "30/min", "7200/h", "0.5")] == [5, 0.5, 2, 0.5]
     with pytest.raises(CliError):
-        rate_of("5/day", "--rate")
+        rate_of("5/day", "--rate", "1/h", "9/s")
 
 
 def test_a_terminal_shows_what_a_line_says() -> None:

@@ -127,6 +127,15 @@ def test_a_fence_at_fault_is_refused_with_field_and_limit_and_nothing_is_written
     assert sum(extent.end for extent in world.log.extents(topics.FENCES).values()) == before
 
 
+@pytest.mark.parametrize("more", ["/", "/page", "?a=b", "#top", ":1", " http://elsewhere.example"])
+def test_an_origin_is_a_scheme_and_a_host_and_nothing_more(served: tuple[TileWorld, httpx.Client], more: str) -> None:
+    own = str(served[1].base_url).rstrip("/")
+    assert save(served[1], FENCE, {"Origin": own}).status_code == 202
+    for origin in (own + more, own.replace("//", "//user@")):
+        answers = save(served[1], FENCE, {"Origin": origin}), served[1].get("/live", headers={"Origin": origin})
+        assert [(answer.status_code, answer.json()["field"]) for answer in answers] == [(403, "Origin")] * 2, origin
+
+
 @pytest.mark.parametrize(
     ("headers", "status", "field"),
     [
