@@ -199,7 +199,9 @@ def verify(platform: Platform, last: dict[int, int]) -> None:
         assert {Tile.from_key(key).path: s.revision for key, s in everything.items()} == {
             p: e["revision"] for p, e in told.items()
         }
-        assert {s.key: s.revision for s in everything.values()} == catalogued(platform.settings, list(everything))
+        shown = catalogued(platform.settings, list(everything))
+        behind = {s.key: (s.revision, shown.get(s.key)) for s in everything.values() if shown.get(s.key) != s.revision}
+        assert not behind, f"revisions of the ledger that the catalog does not know: {behind}"
         assert world.letters() == []
     finally:
         world.close()

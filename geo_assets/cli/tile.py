@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from typing import Any
 
 import typer
@@ -42,7 +43,7 @@ def tile(
         if stored is not None and tile_hash(data) != state.content_hash:
             raise DecodeError("it has another hash than the ledger says")
         layers = decode(data)
-    except (DecodeError, OSError, EOFError) as fault:
+    except (DecodeError, OSError, EOFError, zlib.error) as fault:
         raise CliError(f"tile {wanted}: its object {name} cannot be decoded: {fault}") from None
     summary: dict[str, Any] = {
         "tile": str(wanted),

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -329,7 +330,7 @@ def _stored(stack: Stack, name: str, content_hash: str | None) -> bytes | None:
     stored = stack.tiles.get(tile_object(name))
     if stored is None:
         return None
-    with contextlib.suppress(OSError, EOFError):
+    with contextlib.suppress(OSError, EOFError, zlib.error):
         plain = gzip.decompress(stored)
         if workkey.tile_hash(plain) == content_hash:
             return plain

@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import json
 import sqlite3
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -209,7 +210,7 @@ def _contents(
 def _unzipped(data: bytes, name: str) -> bytes:
     try:
         return gzip.decompress(data)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise Unverified(f"{name}: a tile cannot be unpacked: {error}") from None
 
 

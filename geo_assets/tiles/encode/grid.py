@@ -242,7 +242,10 @@ def _clip(shapes: Shapes, low: float, high: float) -> tuple[Shapes, Ints, list[t
         if errors:
             failed = np.array(sorted(errors))
             clipped[failed], still = each(
-                lambda these: geos.intersection(geos.make_valid(these), geos.box(low, low, high, high)),
+                # Areas alone: a mended ring may leave a spike beside them, and no overlay takes both at once.
+                lambda these: geos.intersection(
+                    geos.make_valid(these, method="structure", keep_collapsed=False), geos.box(low, low, high, high)
+                ),
                 shapes.take(failed).geometries(),
             )
             faults += [(int(of[failed[position]]), _reason("clipping", error)) for position, error in still.items()]
