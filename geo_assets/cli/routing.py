@@ -22,11 +22,14 @@ class Where(StrEnum):
     OPEN = "open"
     CLOSE = "close"
     AUTO = "auto"
+    STATUS = "status"
 
 
 def breaker(
     where: Where | None = typer.Argument(
-        None, help="open: nothing is routed. close: slow acknowledgements do not open it. auto: it goes by itself."
+        None,
+        help="open: nothing is routed. close: slow acknowledgements do not open it. auto: it goes by itself. "
+        "status, or nothing: how it stands.",
     ),
 ) -> None:
     """Hold the breaker of geofence routing, or say how it stands. The run obeys within a second; so do later ones."""
@@ -36,7 +39,7 @@ def breaker(
     from geo_assets.services import holding, routing_result
 
     with open_home() as stack:
-        if where is not None:
+        if where is not None and where != Where.STATUS:
             holding.hold(stack.ledger, {"open": "open", "close": "closed", "auto": None}[where])  # pyright: ignore[reportArgumentType]
         held = holding.held(stack.ledger)
         last = json.loads(stack.ledger.get_value(routing_result.VALUE) or "{}")

@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import structlog
@@ -14,7 +14,8 @@ import structlog
 from geo_assets.events import topics
 from geo_assets.events.dead_letter import DeadLetter, DeadLetterError
 from geo_assets.events.foreign import KINDS
-from geo_assets.events.models import EnvelopeError, PositionEvent, read_events
+from geo_assets.events.json_text import loads
+from geo_assets.events.models import EnvelopeError, PositionEvent, parse
 from geo_assets.events.records import position_value
 from geo_assets.geofence.frames import FrameError, decode
 from geo_assets.ports import MAX_RECORD_BYTES, inbox_object
@@ -238,17 +239,24 @@ def _again(stack: Stack, letter: DeadLetter, home: str, body: bytes) -> NewRecor
 
 
 def _position(letter: DeadLetter, body: bytes, headers: dict[str, str]) -> NewRecord:
-    """A position as the edge writes it; nothing of it stands in an error."""
+    """A position as the edge writes it; nothing of it stands in an error.
+
+    Its time may be said as it stands in the record that died, in `event_time_ms` alone.
+    """
     try:
-        (event,) = read_events(body, "positions")
+        value: Any = loads(body)
+        if isinstance(value, list) and len(value) == 1:
+            (value,) = value
+        if isinstance(value, dict) and not {"time", "time_ms", "time_s"} & value.keys() and "event_time_ms" in value:
+            value = {**value, "time_ms": value["event_time_ms"]}
+        event = parse(PositionEvent, value)
     except (EnvelopeError, ValueError) as fault:
         field = fault.field if isinstance(fault, EnvelopeError) else "$"
         raise ValueError(
             f"dead letter {letter.id}: its payload is no position ({field} is at fault): send it with --payload FILE"
         ) from None
-    assert isinstance(event, PositionEvent)
-    value = msgspec.json.encode(position_value(event))
-    return NewRecord(topics.POSITIONS, event.device_id, value, {**headers, topics.HEADER_KIND: "positions"})
+    record = msgspec.json.encode(position_value(event))
+    return NewRecord(topics.POSITIONS, event.device_id, record, {**headers, topics.HEADER_KIND: "positions"})
 
 
 def _frame(letter: DeadLetter, body: bytes) -> bytes:

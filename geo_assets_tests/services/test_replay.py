@@ -63,6 +63,21 @@ def test_a_position_goes_back_to_positions_and_counts_once(stack: Stack) -> None
     assert letters(stack) == []
 
 
+def test_a_position_is_mended_in_the_form_in_which_its_record_stands(stack: Stack) -> None:
+    post_fences(stack, [fence(1)])
+    record = {"device_id": "bus-18", **INSIDE, "event_time_ms": NOON}
+    put(stack, topics.POSITIONS, "bus-18", {**record, "lon": "24.9x"})
+    routing.route(stack, OPTIONS)
+    (letter,) = letters(stack)
+    assert letter.payload == json.dumps({**record, "lon": "24.9x"}).encode()
+    for mended in (record, [record]):
+        assert replay(stack, [letter], payload=json.dumps(mended).encode()) == 1
+    routing.route(stack, OPTIONS)
+    assert [(t.state, t.event_time_ms) for t in seen(stack)["bus-18"]] == [(ENTER, NOON)]
+    with pytest.raises(ValueError, match="time"):
+        replay(stack, [letter], payload=json.dumps({**record, "event_time_ms": None}).encode())
+
+
 def test_a_position_older_than_its_device_s_last_undoes_nothing(stack: Stack) -> None:
     post_fences(stack, [fence(1)])
     put(stack, topics.POSITIONS, "bus-18", {"device_id": "bus-18", **INSIDE, "time_ms": "noon"})

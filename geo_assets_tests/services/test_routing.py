@@ -517,6 +517,7 @@ def test_an_operator_holds_the_breaker_open_and_lets_it_go(
     monkeypatch.setenv("GEO_ASSETS_LOG_PARTITIONS", "3")
     post_fences(stack, [fence(n) for n in range(6)])
     assert "held open" in breaker("open")
+    assert "held open" in breaker("status")
     run = InThread(stack, replace(OPTIONS, report_s=0.1))
     until(lambda: "open: an operator holds it open" in breaker())
     stack.log.append(walk(5, 20))
