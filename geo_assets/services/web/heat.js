@@ -56,7 +56,16 @@ function onHover(map, Popup, layer, text) {
     const [feature] = map.queryRenderedFeatures(event.point, { layers: [layer] });
     if (feature) show({ lngLat: event.lngLat, features: [feature] }); else popup.remove();
   });
-  map.on('mouseleave', layer, () => popup.remove());
+  // A finger leaves nothing: what it touched is told until the next touch, though the browser makes mouse events of it and
+  // then takes the mouse back to where it rests. Where a mouse moves over the map again, its place counts.
+  let finger = false;
+  map.getCanvas().addEventListener('pointerdown', (event) => { finger = event.pointerType !== 'mouse'; });
+  map.getCanvas().addEventListener('pointermove', (event) => {
+    if (!finger || event.pointerType !== 'mouse') return;
+    finger = false;
+    popup.remove();
+  });
+  map.on('mouseleave', layer, () => finger || popup.remove());
   return () => popup.remove();
 }
 
