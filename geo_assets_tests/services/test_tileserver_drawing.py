@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -256,12 +257,12 @@ def test_a_checking_process_that_hangs_or_dies_costs_one_fence(tmp_path: Path, m
 
 
 def children() -> list[int]:
-    return [int(p) for p in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()] + [
-        int(p)
-        for task in Path("/proc/self/task").iterdir()
-        if task.name != str(os.getpid())
-        for p in (task / "children").read_text().split()
-    ]
+    """Processes that any thread of this one started, those of the first thread first."""
+    found: list[int] = []
+    for task in sorted(Path("/proc/self/task").iterdir(), key=lambda task: task.name != str(os.getpid())):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread may end once it is listed
+            found += [int(p) for p in (task / "children").read_text().split()]
+    return found
 
 
 def test_where_the_map_has_a_layer_of_fences_a_drawn_one_is_a_feature_of_it(tmp_path: Path) -> None:
