@@ -237,7 +237,7 @@ def _forget(device: str) -> None:
                 raise CliError("the routing run has not forgotten it yet; it will, and this command may be given again")
             time.sleep(0.1)
         days = stack.settings.retention_s / 86_400
-        out.print("forgotten: its place, the fences it is in, the count of its triggers")
+        out.print("forgotten, if it was known: its place, the fences it is in, the count of its triggers")
         out.print(
             f"not reached: records of positions and triggers (kept {days:g} days), dead letters ({4 * days:g} days), "
             "your backups, and what consumers of triggers have kept"
