@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from geo_assets import cli
+from geo_assets.cli import answers
 from geo_assets_tests.world import HERE, World, feature, settings_for
 
 
@@ -28,6 +29,9 @@ class Terminal:
         monkeypatch.setenv("GEO_ASSETS_LOG_LEVEL", "error")
         monkeypatch.setenv("GEO_ASSETS_INGEST_WORKERS", "1")
         monkeypatch.setenv("COLUMNS", "200")
+        for console in (answers.out, answers.err):  # They keep the width that the process began with.
+            monkeypatch.setattr(console, "width", 200)
+            monkeypatch.setattr(console, "height", 50)
         monkeypatch.delenv("GEO_ASSETS_DEBUG", raising=False)
         settings_for(home)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import shapely
+from structlog.testing import capture_logs
 
 from geo_assets.services.layer_changes import follow_layers
 from geo_assets.tiles.cover import cover
@@ -149,14 +150,13 @@ def test_killed_under_other_layers_it_does_all_of_it_under_those_of_today(
     world.close()
 
 
-def test_a_feature_too_wide_for_every_tile_is_said(
-    old: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_feature_too_wide_for_every_tile_is_said(old: World) -> None:
     wide = {**feature(9, 1, n=9), "geometry": shapely.geometry.mapping(shapely.box(24, 60, 26, 61))}
     old.edit(wide)
     layers(old.settings.home, 12)
     world = World(old.settings.home, manifest_cap=5_000)
-    capsys.readouterr()
-    follow_layers(world.stack)
-    assert "too wide" in capsys.readouterr().out
+    with capture_logs() as lines:
+        follow_layers(world.stack)
+    (line,) = [line for line in lines if "too wide" in line["event"]]
+    assert (line["log_level"], line["features"]) == ("warning", 1)
     world.close()
