@@ -151,6 +151,12 @@ class Settings(BaseSettings):
     geofence_run_s: float = Field(default=3_600.0, gt=0, description="Longest that one routing run goes on.")
     # Starting one costs some seconds: it stays for half a minute after the last position.
     geofence_idle_s: float = Field(default=30.0, gt=0, description="Without a position for so long a run ends.")
+    # What a killed run tells again, under the same keys; written as rarely as a tenth of the time goes into it.
+    geofence_snapshot_s: float = Field(default=5.0, ge=0.1, description="Between snapshots of a routing run.")
+    # A run that is only held up for so long is overtaken; its epoch keeps what it still sends from counting.
+    geofence_lease_s: float = Field(
+        default=5.0, ge=1, le=300, description="Longest that positions wait for the next run when one is killed."
+    )
     geofence_lateness_s: float = Field(
         default=5.0, ge=0, le=86_400, description="How long DWELL waits for a silent device's late positions."
     )

@@ -61,6 +61,7 @@ class Platform:
             "GEO_ASSETS_TILES_PORT": str(self.tiles_port),
             "GEO_ASSETS_DAGSTER_PORT": str(self.dagster_port),
             "GEO_ASSETS_INGEST_PORT": "0",
+            "GEO_ASSETS_LIVE_PORT": "0",
             "COLUMNS": "200",
             **environment,
         }

@@ -385,7 +385,7 @@ def test_ctrl_c_leaves_no_process_and_the_next_start_goes_on(tmp_path: Path) -> 
         assert platform.left() == []
         platform.lines.clear()
         platform.start()
-        platform.wait_until_up(60)
+        platform.wait_until_up()
 
 
 def test_a_killed_supervisor_leaves_nothing_that_the_next_start_does_not_end(tmp_path: Path) -> None:
@@ -395,7 +395,7 @@ def test_a_killed_supervisor_leaves_nothing_that_the_next_start_does_not_end(tmp
         platform.process.wait(10)
         platform.lines.clear()
         platform.start()
-        platform.wait_until_up(90)
+        platform.wait_until_up()
         assert platform.stop() == 0
         assert platform.left() == []
 

@@ -43,7 +43,7 @@ from geo_assets.services.passed_over import PassedOver, rebuilt, rows_of
 from geo_assets.services.position_reader import Batch, PositionReader
 from geo_assets.services.position_shedding import PositionShedding
 from geo_assets.services.router import Router, RouterOptions, shorter_turns
-from geo_assets.services.routing_lease import RoutingLease
+from geo_assets.services.routing_lease import TTL_S, RoutingLease
 from geo_assets.services.routing_metrics import RoutingMetrics
 from geo_assets.services.routing_result import RoutingResult, quantile_ms
 from geo_assets.services.trigger_tail import now_ms, take_epoch
@@ -87,6 +87,7 @@ class RoutingOptions:
         idle_s: It ends when no position came for as long; None: never for that.
         run_s: It ends after as long, for the next one to take over; None: never for that.
         wait_s: How long it stands by for the lease; None: as long as it takes.
+        lease_s: How long the lease holds when it is not renewed.
         batch: Most positions judged at once: some 10 ms of work, which the newest position waits.
         gather_s: Between two batches, unless one was full: a batch of ten costs nearly as much as one of a hundred.
         snapshot_s: Between snapshots: what a killed run tells again. Longer where one takes long to write.
@@ -107,6 +108,7 @@ class RoutingOptions:
     idle_s: float | None = None
     run_s: float | None = None
     wait_s: float | None = None
+    lease_s: float = TTL_S
     batch: int = 4_000
     gather_s: float = 0.005
     snapshot_s: float = 5.0
@@ -129,6 +131,8 @@ def options_of(settings: Settings) -> RoutingOptions:
         metrics_host=settings.host,
         idle_s=settings.geofence_idle_s,
         run_s=settings.geofence_run_s,
+        lease_s=settings.geofence_lease_s,
+        snapshot_s=settings.geofence_snapshot_s,
         rules=Rules(
             lateness_ms=round(settings.geofence_lateness_s * 1000),
             crossings=settings.geofence_crossings,
@@ -170,7 +174,7 @@ def route(
     book = FenceBook(stack)
     router = Router(stack.log, 0, options.router, dead_letters=partial(write_dead_letters, stack))
     _warm(stack, book, router)
-    with RoutingLease(stack.guard) as lease:
+    with RoutingLease(stack.guard, options.lease_s) as lease:
         if not lease.wait(stop, options.wait_s, meanwhile=partial(_keep_warm, stack, book, router)):
             return RoutingResult(ended="stopped", at_ms=now_ms())
         try:

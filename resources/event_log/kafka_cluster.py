@@ -124,7 +124,7 @@ class KafkaCluster:
             if (info.spec.retention_ms, info.spec.max_record_bytes) != (spec.retention_ms, spec.max_record_bytes):
                 alter.append(spec)
         if grow:
-            self._grow(grow)
+            grow = self._grow(grow)
         if alter:
             self._alter(alter)
             for spec in alter:
@@ -171,14 +171,18 @@ class KafkaCluster:
                 "not create them: have them created, or let this user do it"
             )
 
-    def _grow(self, specs: Sequence[TopicSpec]) -> None:
+    def _grow(self, specs: Sequence[TopicSpec]) -> list[TopicSpec]:
+        """Add partitions; the topics that get them. Fewer than declared work as well: who runs the cluster decides."""
         wanted = [NewPartitions(self.full(spec.name), spec.partitions) for spec in specs]
         answers = self._ask("add partitions", lambda admin, t: admin.create_partitions(wanted, request_timeout=t))
+        grown: list[TopicSpec] = []
         for spec in specs:
             error = _error(answers[self.full(spec.name)])
-            # Fewer partitions than declared work as well: whoever runs the cluster decides.
-            if error is not None and error.code() not in DENIED | {KafkaError.INVALID_PARTITIONS}:
+            if error is None:
+                grown.append(spec)
+            elif error.code() not in DENIED | {KafkaError.INVALID_PARTITIONS}:
                 raise self.watch.explained(error, f"add partitions to {self.full(spec.name)}")
+        return grown
 
     def _alter(self, specs: Sequence[TopicSpec]) -> None:
         def entry(name: str, value: int) -> ConfigEntry:
