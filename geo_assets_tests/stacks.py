@@ -16,7 +16,7 @@ STACKS = ("embedded", "production")
 
 PREFIX = "GEO_ASSETS_"
 
-KEPT = {"GEO_ASSETS_SERVICES", "GEO_ASSETS_BENCH_POSTGIS"}
+KEPT = {"GEO_ASSETS_SERVICES", "GEO_ASSETS_BENCH_POSTGIS", "GEO_ASSETS_LAB", "GEO_ASSETS_LAB_CACHE"}
 """Variables of tests and benchmarks themselves."""
 
 

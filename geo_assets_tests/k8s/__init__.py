@@ -1,0 +1,1 @@
+"""End to end in a cluster of the lab (deploy/lab), marked `k8s`: `make test-k8s`."""
