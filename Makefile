@@ -61,13 +61,15 @@ $(WEB)/node_modules/.installed: $(WEB)/package-lock.json $(WEB)/package.json $(V
 	@cd $(WEB) && PATH="$$PATH:$(CURDIR)/$(BIN)" npm ci --silent --no-audit --no-fund
 	@touch $@
 
-lock: $(VENV)/.python ## Write requirements.lock anew from setup.cfg.
+lock: $(VENV)/.python ## Write requirements.lock anew from setup.cfg, and native.lock from what it then brings.
 	@$(BIN)/pip install -q --disable-pip-version-check $(UV)
 	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --no-annotate --no-header --no-emit-index-url \
 		--extra edge --extra tileserver --extra ingest --extra import --extra dagster --extra production --extra dev \
 		setup.cfg -o requirements.lock
 	@sed -i.bak '1i # Every version that make installs; written by `make lock` from setup.cfg. Pins and their reasons stand there.' \
 		requirements.lock && rm requirements.lock.bak
+	@$(MAKE) --no-print-directory install
+	@$(BIN)/python -m geo_assets.services.native --write
 
 clean: ## Remove the virtual environment and the page's packages; data in .geo_assets stays.
 	rm -rf $(VENV) $(WEB)/node_modules

@@ -146,6 +146,10 @@ class Settings(BaseSettings):
     image_digest: str = Field(
         default="local", description="Digest of the image a process runs from; in every tile's metadata."
     )
+    # An image refuses: what it was built with is what it runs with. Where somebody installed by hand, a line is enough.
+    library_check: Literal["refuse", "warn"] = Field(
+        default="warn", description="Where GEOS, PROJ, its database or a grid is not what native.lock names."
+    )
 
     # Dagster ends what runs for two hours; a run that ends by itself before that hands over to the next in good order.
     geofence_run_s: float = Field(default=3_600.0, gt=0, description="Longest that one routing run goes on.")

@@ -107,6 +107,7 @@ EXPECTED = {
     "GuardUnavailable",
     "LayerError",
     "LedgerError",
+    "LibrariesDiffer",
     "ListenError",
     "LogError",
     "NotReady",

@@ -285,13 +285,13 @@ def prepare(current: Settings) -> None:
         CliError: A service that the settings name cannot be used; the line says which, and why.
     """
     from geo_assets.cli import explain
-    from geo_assets.events.crs import probe
+    from geo_assets.services import native
     from geo_assets.services.layer_changes import follow_layers
     from geo_assets.services.migrating import migrate_all
     from geo_assets.services.reachable import looks
     from geo_assets.stack import Stack
 
-    probe()
+    native.check(current)
     migrate_all(current)
     with Stack(current) as stack:
         follow_layers(stack.ensure())

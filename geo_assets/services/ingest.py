@@ -638,15 +638,16 @@ def run(settings: Settings, *, once: bool = False) -> None:
 
     Raises:
         ProbeFailed: PROJ answers differently from what it should.
+        LibrariesDiffer: A native library is another than the locked one, and `library_check` is `refuse`.
         RecordsLost: Retention took records unread, and `offset_out_of_range` is `stop`.
     """
-    from geo_assets.events.crs import probe
+    from geo_assets.services import native
     from geo_assets.services.fence_keeper import FenceKeeper
     from geo_assets.services.metrics_port import serve_metrics
     from geo_assets.services.pipeline_metrics import PipelineMetrics
     from geo_assets.stack import Stack
 
-    probe()
+    native.check(settings)
     # What is heavy takes the interpreter beside what is light: for a millisecond at a time, not for Python's five.
     sys.setswitchinterval(0.001)
     stop = threading.Event()

@@ -68,13 +68,14 @@ def run(settings: Settings) -> None:
 
     Raises:
         ProbeFailed: PROJ answers differently from what it should.
+        LibrariesDiffer: A native library is another than the locked one, and `library_check` is `refuse`.
     """
-    from geo_assets.events.crs import probe
+    from geo_assets.services import native
     from geo_assets.services.layer_changes import follow_layers
     from geo_assets.services.metrics_port import serve_metrics
     from geo_assets.stack import Stack
 
-    probe()
+    native.check(settings)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
