@@ -29,10 +29,15 @@ from geo_assets.checks.skip_rate import skip_rate
 from geo_assets.checks.source_silence import source_silence
 from geo_assets.checks.topology import topology
 from geo_assets.jobs import audit, build_tiles, hourly_audit, observe_features, publish_tileset, route_geofence_triggers
+from geo_assets.services import native
+from geo_assets.settings import Settings
 from sensors.check_alerts import check_alerts
 from sensors.dead_letter_counts import dead_letter_counts
 from sensors.geofence_positions import geofence_positions
 from sensors.tile_updates import tile_updates
+
+# The code server and every run load this: on other libraries than the locked ones they would build other tiles.
+native.compare(Settings())
 
 defs = Definitions(
     assets=[features, tiles, tileset, geofence_triggers, dead_letters],

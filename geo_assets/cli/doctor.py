@@ -66,7 +66,7 @@ def checks(current: object) -> Iterator[tuple[str, Callable[[], str]]]:
     yield "Python", lambda: f"{platform.python_version()}, SQLite {sqlite3.sqlite_version}"
     for package in PACKAGES:
         yield package, lambda package=package: importlib.metadata.version(package)
-    yield "GEOS and PROJ", _libraries
+    yield "GEOS and PROJ", lambda: _libraries(current)
     yield "PROJ probe", _probe
     yield "home", lambda: _home(current)
     yield "disk", lambda: _disk(current)
@@ -79,11 +79,15 @@ def checks(current: object) -> Iterator[tuple[str, Callable[[], str]]]:
     yield from looks(current)
 
 
-def _libraries() -> str:
-    import pyproj
-    import shapely
+def _libraries(current: object) -> str:
+    from geo_assets.services import native
 
-    return f"GEOS {'.'.join(map(str, shapely.geos_version))}, PROJ {pyproj.proj_version_str}"
+    here, differing = native.found(), native.differences(contents=True)
+    if differing and current.library_check == "refuse":  # pyright: ignore[reportAttributeAccessIssue]
+        raise CliError(f"{'; '.join(map(str, differing))}: install what requirements.lock names")
+    grids = [name for name in here if name.startswith("grid ")]
+    said = f"GEOS {here['geos']}, PROJ {here['proj']} with EPSG {here['proj.db epsg']}, {len(grids)} grids"
+    return f"{said}; {'; '.join(map(str, differing))} (a warning)" if differing else f"{said}, as native.lock has them"
 
 
 def _probe() -> str:
