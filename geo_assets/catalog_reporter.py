@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import sys
 import threading
@@ -21,6 +20,7 @@ from dagster import DagsterInstance
 from geo_assets import catalog
 from geo_assets.dagster_instance import instance_of
 from geo_assets.logs import configure
+from geo_assets.services.draining import PROCESS
 from geo_assets.services.outages import OUTAGES
 from geo_assets.settings import Settings
 from geo_assets.stack import Stack
@@ -82,10 +82,8 @@ def main() -> int:
     """Run it with the settings of the environment, until its parent ends or a signal comes."""
     settings = Settings()
     configure(settings.log_level, settings.log_format)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    run(settings, stop)
+    PROCESS.on_signals(settings.drain_s)
+    run(settings, PROCESS.stop)
     return 0
 
 

@@ -51,6 +51,15 @@ class Settings(BaseSettings):
     )
     # Half a minute on an idle laptop; a machine that is busy with something else takes ten times as long.
     start_timeout_s: float = Field(default=600.0, gt=0, description="Longest that `up` waits for its services.")
+    # A body of 100 MB over a slow line takes longer; its sender sends it again.
+    drain_s: float = Field(
+        default=10.0, ge=0, le=3_600, description="How long what is under way may go on when a process is to end."
+    )
+    # A balancer that asks every two seconds has seen by then that /readyz says no; without one there is nothing to wait
+    # for.
+    shutdown_delay_s: float = Field(
+        default=0.0, ge=0, le=600, description="How long edge and tile server serve on after SIGTERM, not ready."
+    )
     log_level: str = Field(default="info")
     log_format: str = Field(default="auto", description="`console`, `json`, or `auto`: console on a terminal.")
 

@@ -64,16 +64,13 @@ def route(
     ),
 ) -> None:
     """Route geofence triggers: positions in, ENTER, DWELL and EXIT out. One routes; a second one stands by for it."""
-    import signal
-    import threading
     from dataclasses import replace
 
     from geo_assets.services import routing
+    from geo_assets.services.draining import PROCESS
 
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
     with open_home() as stack:
+        PROCESS.on_signals(stack.settings.drain_s)
         options = replace(routing.options_of(stack.settings), run_s=None)
         if not until_idle:
             options = replace(options, idle_s=None)
@@ -81,7 +78,7 @@ def route(
             options = replace(options, metrics_port=metrics_port)
         if spool is not None:
             options = replace(options, router=replace(options.router, spool_folder=spool))
-        result = routing.route(stack, options, stop=stop)
+        result = routing.route(stack, options, stop=PROCESS.stop)
     (out if result.ended in ("idle", "stopped") else err).print(f"{result.ended}: {result.summary}")
     if result.ended == "replaced":
         raise typer.Exit(3)

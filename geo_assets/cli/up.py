@@ -64,6 +64,7 @@ def up(
     it was, also after a power cut. With --stack production the data lives in the services that the settings name.
     """
     from geo_assets import dagster_home
+    from geo_assets.services.draining import LAST_S
     from geo_assets.services.supervisor import Child, Supervisor
 
     current = logged_settings(edge_port=edge_port, tiles_port=tiles_port, dagster_port=dagster_port, stack=stack)
@@ -77,7 +78,8 @@ def up(
             "set GEO_ASSETS_HOME to another disk"
         )
     printer = Printer(verbose)
-    supervisor = Supervisor(current.home, printer.line)
+    stop_s = current.shutdown_delay_s + current.drain_s + LAST_S
+    supervisor = Supervisor(current.home, printer.line, stop_s)
     left = supervisor.claim()
     if left:
         printer.line("up", f"ended {left} processes that a killed predecessor left")

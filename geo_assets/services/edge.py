@@ -430,6 +430,8 @@ def run(settings: Settings) -> None:
             service="edge",
             setting="GEO_ASSETS_EDGE_PORT",
             forwarded_allow_ips=settings.forwarded_allow_ips,
+            grace_s=settings.drain_s,
+            delay_s=settings.shutdown_delay_s,
         )
     finally:
         for port in (tiles, guard, log):

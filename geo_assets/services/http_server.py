@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import signal
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 
 import structlog
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from geo_assets.services.draining import PROCESS
+from geo_assets.services.problems import problem_response, unavailable
 
 GRACE_S = 10
 """Longest a request may go on after SIGTERM: a body of 100 MB over a slow line is sent again by its sender."""
@@ -20,10 +25,43 @@ class ListenError(Exception):
     """The address cannot be listened on: one line that names it, the reason and the setting to change."""
 
 
+class Leaving:
+    """The app of a service that will end: what it answers while whoever sends it traffic finds that out.
+
+    It goes on as before, but `/readyz` says no, and each answer closes its connection: a balancer that keeps
+    connections open must not send the next request to a socket that is about to close.
+    """
+
+    def __init__(self, app: ASGIApp, ends: threading.Event) -> None:
+        self._app, self._ends = app, ends
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["type"] != "http" or not self._ends.is_set():
+            await self._app(scope, receive, send)
+            return
+
+        async def closing(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+            await send(message)
+
+        if scope["path"] == "/readyz":
+            response = problem_response(unavailable("This process is about to end; ask another one.", 5))
+            await response(scope, receive, closing)
+            return
+        await self._app(scope, receive, closing)
+
+
 class _Server(uvicorn.Server):
     """Tells `on_stop` as soon as an end is asked for, before connections are waited for."""
 
     on_stop: Callable[[], None] | None = None
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """None: they are draining's, and `should_exit` is set when nothing new is to be taken."""
+        yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self.on_stop is not None:
@@ -107,8 +145,13 @@ def serve(
     setting: str,
     forwarded_allow_ips: str = "127.0.0.1",
     on_stop: Callable[[], None] | None = None,
+    grace_s: float = GRACE_S,
+    delay_s: float = 0.0,
 ) -> None:
     """Serve the app until SIGTERM or SIGINT, end its requests, and return.
+
+    From the signal on `/readyz` is false. Everything is served for `delay_s` more, then nothing new is taken; what is
+    under way has `grace_s`.
 
     Args:
         app: The application.
@@ -117,7 +160,9 @@ def serve(
         service: The service's name in the log.
         setting: The environment variable that moves the port.
         forwarded_allow_ips: Proxies whose X-Forwarded-* headers are believed.
-        on_stop: Called in the event loop when an end is asked for.
+        on_stop: Called in the event loop when nothing new is taken any more.
+        grace_s: Seconds that open requests have then.
+        delay_s: Seconds between SIGTERM and that: as long as a balancer takes to see that this one is not ready.
 
     Raises:
         ListenError: The address cannot be listened on.
@@ -125,10 +170,22 @@ def serve(
     listener = listen(host, port, service=service, setting=setting)
     # uvicorn's own start and stop lines say less than ours; its errors stay.
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    server = make_server(app, forwarded_allow_ips=forwarded_allow_ips, on_stop=on_stop)
-    # uvicorn raises the signal again once it has shut down; with these in place that ends quietly, with exit code 0.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, server.handle_exit)
+    server = make_server(
+        Leaving(app, PROCESS.stop),
+        forwarded_allow_ips=forwarded_allow_ips,
+        on_stop=on_stop,
+        grace_s=max(1, round(grace_s)),
+    )
+
+    def begin(number: int) -> None:
+        if number != signal.SIGTERM or not delay_s:
+            server.should_exit = True
+            return
+        timer = threading.Timer(delay_s, lambda: setattr(server, "should_exit", True))
+        timer.daemon = True
+        timer.start()
+
+    PROCESS.on_signals(grace_s, delay_s=delay_s, begin=begin)
     shown = f"[{host}]" if ":" in host else host
     structlog.get_logger().info("listening", service=service, url=f"http://{shown}:{listener.getsockname()[1]}")
     try:

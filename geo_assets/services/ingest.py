@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import os
 import random
-import signal
 import socket
 import sys
 import threading
@@ -37,6 +36,7 @@ from geo_assets.services import ingest_worker, outbox
 from geo_assets.services.callbacks import Callbacks, Told
 from geo_assets.services.dead_letters import now_ms, write_dead_letters
 from geo_assets.services.dirty import DirtyPlan
+from geo_assets.services.draining import PROCESS
 from geo_assets.services.edit_stages import StageHistograms, now_us, stamps_of
 from geo_assets.services.event_records import event_record, part_of
 from geo_assets.services.fence_features import follow_fence_layers, send_fences
@@ -46,6 +46,7 @@ from geo_assets.services.ingest_turns import Turns
 from geo_assets.services.ingest_worker import BodyResult, BodyTask, Circumstances, FeatureResult, FeatureTask
 from geo_assets.services.layer_changes import follow_layers
 from geo_assets.services.lost_records import records_in, remember_loss, stop_if_told
+from geo_assets.services.metrics_port import Readiness
 from geo_assets.services.pool import TaskFailed, WorkerPool, WorkersUnavailable
 from geo_assets.services.valid_edits import edit_of
 from resources.event_log.protocol import (
@@ -155,6 +156,11 @@ class Ingest:
         self._hot = HotTiles(settings.hot_tile_rate)
         self._hinting = threading.Lock()
 
+    def give_up(self) -> None:
+        """Let go of what is under way, from another thread: no offset moves, and another member does it again."""
+        self._pool.give_up()
+        self._heavy_pool.give_up()
+
     def close(self) -> None:
         """Leave the group and end the workers; what is heavy and under way is finished first."""
         self._consumer.close()
@@ -164,21 +170,43 @@ class Ingest:
         self._heavy_pool.close()
         self._callbacks.close()
 
-    def run(self, stop: threading.Event) -> None:
-        """Work until asked to stop; transient faults wait with full jitter and go on from the committed offset."""
+    def run(self, stop: threading.Event, ready: Readiness | None = None) -> None:
+        """Work until asked to stop; transient faults wait with full jitter and go on from the committed offset.
+
+        Args:
+            stop: Set to end it: what is under way is finished, and its offset moved, unless it is given up meanwhile.
+            ready: Told whether it works, and what it waits for.
+        """
         backoff, chance, failed = Backoff(), random.Random(), 0
+        ready = ready or Readiness()
         self._pool.warm()
         self._sweep()
         while not stop.is_set():
             try:
                 self._turn(timeout_s=0.5)
-                failed = 0
+                failed, ready.waits_for = 0, None
             except OUTAGES as fault:
+                if stop.is_set():
+                    return
                 failed += 1
                 wait_s = backoff.wait_s(failed, chance)
+                ready.waits_for = str(fault)
                 log.warning("ingest waits", error=str(fault), seconds=round(wait_s, 1))
                 self._again()
                 stop.wait(wait_s)
+        self._finish_heavy()
+
+    def _finish_heavy(self) -> None:
+        """Wait for the heavy record under way and move its offset, so that nobody has to do it again."""
+        if self._under_way is None:
+            return
+        record, future = self._under_way
+        try:
+            future.result()
+            self._consumer.commit({(record.topic, record.partition): record.offset + 1})
+            RECORDS.inc()
+        except OUTAGES as fault:
+            log.warning("a heavy record is left to another process", error=str(fault))
 
     def _again(self) -> None:
         """Everything from the committed offsets on is read once more. What is under way is finished, and done again."""
@@ -650,13 +678,13 @@ def run(settings: Settings, *, once: bool = False) -> None:
     native.check(settings)
     # What is heavy takes the interpreter beside what is light: for a millisecond at a time, not for Python's five.
     sys.setswitchinterval(0.001)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    PROCESS.on_signals(settings.drain_s)
+    ready = Readiness("it starts")
     with Stack(settings) as stack:
         follow_layers(stack.ensure())
         follow_fence_layers(stack)
         ingest = Ingest(stack)
+        PROCESS.when_late(ingest.give_up)
         housekeeper = Housekeeper(lambda: Stack(settings))
         keeper = FenceKeeper(lambda: Stack(settings))
         metrics = None
@@ -666,19 +694,20 @@ def run(settings: Settings, *, once: bool = False) -> None:
                 while ingest.run_once(timeout_s=2.0):
                     pass
                 return
-            metrics = serve_metrics(REGISTRY, settings.host, settings.ingest_port)
+            metrics = serve_metrics(REGISTRY, settings.host, settings.ingest_port, ready)
             if metrics is not None:
                 REGISTRY.register(pipeline)
                 pipeline.start()
             housekeeper.start()
             keeper.start()
             log.info("ingest is up", workers=settings.ingest_workers, host=socket.gethostname(), pid=os.getpid())
-            ingest.run(stop)
+            ingest.run(PROCESS.stop, ready)
         finally:
-            if metrics is not None:
-                metrics()
+            # First of all: whoever takes over waits for nothing else.
+            ingest.close()
             for thread in (housekeeper, keeper, pipeline):
                 if thread.is_alive():
                     thread.stop()
-            ingest.close()
+            if metrics is not None:
+                metrics()
             log.info("ingest stopped")

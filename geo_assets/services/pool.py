@@ -21,6 +21,8 @@ from typing import Any, Generic, Literal, TypeVar
 import structlog
 from pebble import ProcessExpired, ProcessPool
 
+from geo_assets.services.draining import PROCESS
+
 log = structlog.get_logger()
 
 T = TypeVar("T")
@@ -101,6 +103,7 @@ class WorkerPool:
         self.workers, self.timeout_s, self.ahead = workers, timeout_s, ahead
         self._initializer, self._arguments = initializer, arguments
         self._pool: ProcessPool | None = None
+        self._given_up = False
 
     def map(
         self, function: Callable[[Sequence[T]], Sequence[R]], chunks: Sequence[Sequence[T]] | Iterator[Sequence[T]]
@@ -169,6 +172,9 @@ class WorkerPool:
             return self._failed(fault)
 
     def _failed(self, fault: Exception) -> TaskFailed:
+        if self._given_up or (PROCESS.asked and isinstance(fault, ProcessExpired)):
+            # Whoever ends a group of processes ends the workers too: that is no task's fault.
+            raise WorkersUnavailable("what is under way was given up") from fault
         if isinstance(fault, FutureTimeout):
             return TaskFailed("timeout", f"took longer than {self.timeout_s:g} s")
         if isinstance(fault, ProcessExpired):
@@ -181,18 +187,26 @@ class WorkerPool:
             future.add_done_callback(lambda _: None)
 
     def _submit(self, function: Callable[[Sequence[T]], Sequence[R]], chunk: Sequence[T]) -> Any:
-        if self._pool is None:
-            self._pool = ProcessPool(
+        if self._given_up:
+            raise WorkersUnavailable("what is under way was given up")
+        pool = self._pool
+        if pool is None:
+            pool = self._pool = ProcessPool(
                 max_workers=self.workers,
                 context=_context(),  # pyright: ignore[reportArgumentType]
                 initializer=_start_worker,
                 initargs=(self._initializer, self._arguments),
             )
         try:
-            return self._pool.schedule(function, args=(chunk,), timeout=self.timeout_s)
+            return pool.schedule(function, args=(chunk,), timeout=self.timeout_s)
         except RuntimeError as fault:
             self.close()
             raise WorkersUnavailable(f"worker processes cannot be started: {fault}") from fault
+
+    def give_up(self) -> None:
+        """End the processes for good, from another thread: whoever waits for a task gets `WorkersUnavailable`."""
+        self._given_up = True
+        self.close()
 
     def close(self) -> None:
         """End the processes; what they were doing is lost."""

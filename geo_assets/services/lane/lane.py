@@ -28,6 +28,7 @@ from geo_assets.services.edit_stages import NONE, Stamps, details_with, earliest
 from geo_assets.services.lane import health, metrics
 from geo_assets.services.lane.health import Beat
 from geo_assets.services.lane.reading import HintReader
+from geo_assets.services.metrics_port import Readiness
 from geo_assets.services.outages import OUTAGES
 from geo_assets.services.pool import TaskFailed, WorkerPool
 from geo_assets.services.recipe import current_recipe
@@ -141,6 +142,7 @@ class Lane:
         self._retries: Retries[str] = Retries()
         self._tries: dict[str, int] = {}
         """Number of the next try of each tile that failed."""
+        self._given_up = False
         self._built = 0
         self._progress_ms = now_ms()
         self._beaten = self._swept = self._renewed = float("-inf")
@@ -158,15 +160,22 @@ class Lane:
         current_recipe(self.stack.layers, engines.version(self.stack))
 
     # -- the loop ----------------------------------------------------------------------------------------------------
-    def run(self, stop: threading.Event) -> None:
-        """Work until asked to stop; then finish what is in hand, as far as it takes no other process."""
+    def run(self, stop: threading.Event, ready: Readiness | None = None) -> None:
+        """Work until asked to stop; then finish what is in hand, as far as it takes no other process.
+
+        Args:
+            stop: Set to end it.
+            ready: Told whether it works, and what it waits for.
+        """
         backoff, chance, failed = Backoff(), random.Random(), 0
+        ready = ready or Readiness()
         while not stop.is_set():
             try:
                 self.turn()
-                failed = 0
+                failed, ready.waits_for = 0, None
             except OUTAGES as fault:
                 failed += 1
+                ready.waits_for = str(fault)
                 wait_s = backoff.wait_s(failed, chance)
                 metrics.OUTAGES_SEEN.inc()
                 log.warning("the lane waits", error=str(fault), kind=type(fault).__name__, seconds=round(wait_s, 1))
@@ -174,7 +183,7 @@ class Lane:
                 stop.wait(wait_s)
         try:
             left = len(self._queue) + 1
-            while len(self._queue) < left:
+            while len(self._queue) < left and not self._given_up:
                 left = len(self._queue)
                 self._work()
             self._reader.commit()
@@ -209,6 +218,11 @@ class Lane:
         self._sweep()
         self._beat()
         return self._built - before
+
+    def give_up(self) -> None:
+        """Let go of what waits, from another thread: it stays dirty, and `close` frees it for others."""
+        self._given_up = True
+        self._pool.give_up()
 
     def close(self) -> None:
         """Free what is leased, leave the group, end the worker processes."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from geo_assets.services.draining import PROCESS
 from geo_assets.services.lane.lane import Lane
 from geo_assets.services.lane.metrics import REGISTRY
 from geo_assets.services.supervisor import end_with_parent
@@ -55,12 +55,17 @@ class Reporter(threading.Thread):
                 wait_s = min(REPORTER_WAIT_S[1], wait_s * 2)
                 log.warning("the reporter ended", code=code, seconds=wait_s)
 
-    def stop(self) -> None:
-        """End it."""
+    def ask_to_stop(self) -> None:
+        """Have it end; what it has in hand it finishes."""
         self._stop_asked.set()
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
-        self.join(timeout=10)
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """End it, and wait so long for it; its process goes when this one does."""
+        self.ask_to_stop()
+        if self.is_alive():
+            self.join(timeout=timeout_s)
 
 
 def run(settings: Settings) -> None:
@@ -72,27 +77,29 @@ def run(settings: Settings) -> None:
     """
     from geo_assets.services import native
     from geo_assets.services.layer_changes import follow_layers
-    from geo_assets.services.metrics_port import serve_metrics
+    from geo_assets.services.metrics_port import Readiness, serve_metrics
     from geo_assets.stack import Stack
 
     native.check(settings)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    PROCESS.on_signals(settings.drain_s)
+    ready = Readiness("it starts")
     worker = f"lane:{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
     with Stack(settings) as stack:
         follow_layers(stack.ensure())
         lane = Lane(stack, worker)
+        PROCESS.when_late(lane.give_up)
         reporter = Reporter(settings)
-        metrics = serve_metrics(REGISTRY, settings.host, settings.live_port)
+        metrics = serve_metrics(REGISTRY, settings.host, settings.live_port, ready)
         try:
             reporter.start()
             lane.warm()
             log.info("the lane is up", worker=worker, pid=os.getpid())
-            lane.run(stop)
+            lane.run(PROCESS.stop, ready)
         finally:
+            # The lane first: its tiles and partitions are free for others while the reporter pays what it has.
+            reporter.ask_to_stop()
+            lane.close()
             reporter.stop()
             if metrics is not None:
                 metrics()
-            lane.close()
             log.info("the lane stopped", tiles=lane.built)

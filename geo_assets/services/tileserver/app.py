@@ -625,6 +625,8 @@ def run(settings: Settings) -> None:
             setting="GEO_ASSETS_TILES_PORT",
             forwarded_allow_ips=settings.forwarded_allow_ips,
             on_stop=app.state.end_streams,
+            grace_s=settings.drain_s,
+            delay_s=settings.shutdown_delay_s,
         )
 
 

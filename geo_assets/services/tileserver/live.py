@@ -24,7 +24,7 @@ import structlog
 from geo_assets.events.topics import POSITIONS, TRIGGERS
 from geo_assets.flow.epochs import Epochs, epoch_of_mark
 from geo_assets.geofence.frames import FrameError, Trigger, decode, key, to_json
-from geo_assets.services.tileserver.stream import RETRY_MS, TooManyClients
+from geo_assets.services.tileserver.stream import RETRY_MS, TooManyClients, come_again_ms
 from geo_assets.tiles.tile import Box
 from resources.event_log.protocol import LogError, OffsetOutOfRange
 from resources.ledger.protocol import LedgerError
@@ -305,6 +305,7 @@ class LiveHub:
                 await client.wake.wait()
                 client.wake.clear()
                 if client.ended:
+                    yield b"retry: %d\n\n" % come_again_ms()
                     return
                 if client.ready:
                     message, client.ready = client.ready, b""

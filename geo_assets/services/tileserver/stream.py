@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import json
 import math
+import random
 import re
 import threading
 import time
@@ -49,6 +50,7 @@ REMEMBERED_TILES: Final = 100_000
 """Tiles whose last told revision is remembered. A forgotten one may be told twice; clients ignore it."""
 RETRY_MS: Final = 2_000
 """What browsers wait before they connect again."""
+
 
 _RESUME = re.compile(r"([0-9a-f]{12}):([0-9]{1,19}(?:\.[0-9]{1,19}){0,1023})", re.ASCII)
 
@@ -116,6 +118,11 @@ class Delivery:
 
     changes: tuple[Change, ...]
     resume: str
+
+
+def come_again_ms() -> int:
+    """What a client waits whose stream this server ends, milliseconds: drawn, so that not all of them come at once."""
+    return random.randint(RETRY_MS // 2, 2 * RETRY_MS)
 
 
 class TooManyClients(Exception):
@@ -368,6 +375,8 @@ class ChangeHub:
                 if client.dropped:
                     yield _event("dropped", {"reason": "slow", "resume": client.resume}, client.resume)
                     return
+            # Those of a server that ends come back one after the other, each from where it was.
+            yield b"retry: %d\nid: %s\n\n" % (come_again_ms(), (client.resume or "").encode())
         finally:
             self._clients.discard(client)
             self._metrics.clients.set(len(self._clients))
