@@ -14,6 +14,7 @@ from typing import Any
 from dagster._core.events.log import EventLogEntry
 from dagster._core.storage.event_log.schema import SqlEventLogStorageTable
 from dagster._serdes import ConfigurableClassData
+from dagster_postgres.auth import PgTokenProvider
 from dagster_postgres.event_log import PostgresEventLogStorage
 from dagster_postgres.run_storage import PostgresRunStorage
 from dagster_postgres.schedule_storage import PostgresScheduleStorage
@@ -23,10 +24,13 @@ from dagster_postgres.utils import (
     pg_url_from_config,
     set_pg_statement_timeout,
 )
+from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import Engine, event
 from sqlalchemy.exc import DisconnectionError
 
+from geo_assets import references
 from geo_assets.catalog_storage import event_row, has_tags, newest_of_each, serialized, split_batch
+from resources.postgres import RDS_IAM, token_for
 
 KEPT = 1
 """Connections that an instance keeps: a run writes from one thread, and the server has but a hundred for everybody."""
@@ -36,6 +40,29 @@ MOST = 20
 
 RECYCLE_S = 300
 """Age at which a kept connection is replaced: below the idle limits of common proxies and load balancers."""
+
+
+class RdsTokens(PgTokenProvider):
+    """A token of this process's AWS role for each new connection, where the URL's password is `aws-rds-iam`.
+
+    Signing one takes under a millisecond: none is kept, so that none has run out when it is used.
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self._given = conninfo_to_dict(url)
+
+    def get_token(self) -> str:
+        """A fresh one. Raises TokenMissing."""
+        return token_for(self._given)
+
+    def _fetch_token(self) -> tuple[str, float]:
+        return token_for(self._given), 0.0
+
+
+def is_signed(url: str) -> bool:
+    """Whether a URL's password stands for tokens."""
+    return conninfo_to_dict(url).get("password") == RDS_IAM
 
 
 class KeptConnections:
@@ -71,12 +98,16 @@ class KeptConnections:
 
     @classmethod
     def from_config_value(cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]) -> Any:
-        """The storage of a dagster.yaml, with the configuration of Dagster's own."""
+        """The storage of a dagster.yaml, with the configuration of Dagster's own.
+
+        The URL may be a reference to a secret; GEO_ASSETS_POSTGRES_SSL_CA and GEO_ASSETS_POSTGRES_AUTH apply to it.
+        """
+        url = references.of_postgres(pg_url_from_config(config_value))
         return cls(
             inst_data=inst_data,
-            postgres_url=pg_url_from_config(config_value),
+            postgres_url=url,
             should_autocreate_tables=config_value.get("should_autocreate_tables", True),
-            token_provider=get_token_provider_from_config(config_value),
+            token_provider=RdsTokens(url) if is_signed(url) else get_token_provider_from_config(config_value),
         )
 
     def dispose(self) -> None:

@@ -71,6 +71,8 @@ def kafka_options(settings: Settings, servers: str) -> KafkaOptions:
         ssl_key=settings.kafka_ssl_key,
         replication_factor=settings.kafka_replication_factor,
         min_insync_replicas=settings.kafka_min_insync_replicas,
+        aws_region=settings.aws_region,
+        aws_profile=settings.s3_profile,
     )
 
 
@@ -98,7 +100,9 @@ def open_guard(settings: Settings) -> Guard:
     if settings.redis_url is not None:
         from resources.guard.redis import RedisGuard
 
-        return RedisGuard(settings.redis_url.get_secret_value(), prefix=settings.redis_prefix)
+        return RedisGuard(
+            settings.redis_url.get_secret_value(), prefix=settings.redis_prefix, ssl_ca=settings.redis_ssl_ca
+        )
     from resources.guard.sqlite import SqliteGuard
 
     return SqliteGuard(settings.home / "guard.db")

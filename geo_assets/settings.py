@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from geo_assets import addresses
+from geo_assets import addresses, references
 from geo_assets.events import signature
 from geo_assets.flow import budget, shedding
 from geo_assets.partitions import PartitionZooms
@@ -130,6 +130,16 @@ class Settings(BaseSettings):
     pool_wait_s: float = Field(
         default=1_800.0, gt=0, description="Longest that a batch's run may wait in Dagster's queue for its pool's slot."
     )
+    # Where a run is a process of `up`, all runs share one machine; where it is a pod, its memory is reserved before it
+    # starts, by what its batch needs (docs/kubernetes.md).
+    run_pods: bool = Field(default=False, description="Whether each run is a pod of its own, sized by its batch.")
+    # A tile of eight million vertices; the largest low zoom of a country has a few.
+    run_pod_most_mb: int = Field(default=8_192, ge=1_024, description="Most memory that a run's pod may ask for, MB.")
+    run_pod_account: str | None = Field(
+        default=None,
+        pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$",
+        description="Service account of the pods that build tiles; default: the run launcher's.",
+    )
     lease_s: float = Field(default=120.0, gt=0, description="A batch's lease; renewed every tick while its run lives.")
     garbage_grace_s: float = Field(
         default=600.0, ge=0, description="How long an object that is no longer current is kept."
@@ -212,7 +222,9 @@ class Settings(BaseSettings):
     kafka_servers: str | None = Field(default=None, description="Bootstrap servers, `host:port,host:port`.")
     kafka_topic_prefix: str = Field(default="", description="Before every topic and group, on a shared cluster.")
     kafka_security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(default="PLAINTEXT")
-    kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(default="SCRAM-SHA-512")
+    kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "AWS_MSK_IAM"] = Field(
+        default="SCRAM-SHA-512", description="AWS_MSK_IAM: no user and password, but tokens of this process's AWS role."
+    )
     kafka_sasl_username: str | None = Field(default=None)
     kafka_sasl_password: SecretStr | None = Field(default=None)
     kafka_ssl_ca: Path | None = Field(default=None, description="PEM file of the authority that signed the brokers.")
@@ -227,6 +239,9 @@ class Settings(BaseSettings):
     )
 
     redis_url: SecretStr | None = Field(default=None, description="redis:// or rediss://, with password.")
+    redis_ssl_ca: Path | None = Field(
+        default=None, description="PEM file of the authority that signed the server; default: the system's."
+    )
     redis_prefix: str = Field(default="geo_assets:", description="Before every key, on a shared server.")
 
     postgres_url: SecretStr | None = Field(
@@ -240,6 +255,13 @@ class Settings(BaseSettings):
         pattern=r"^[a-z_][a-z0-9_]{0,40}$",
         description="Schema of both; Dagster's ends in `_dagster`.",
     )
+    # Of all Postgres URLs that name no sslmode of their own.
+    postgres_ssl_ca: Path | None = Field(
+        default=None, description="PEM file of the authority that signed the server: with it sslmode is verify-full."
+    )
+    postgres_auth: Literal["password", "aws-iam"] = Field(
+        default="password", description="aws-iam: each new connection to RDS has a token of this process's AWS role."
+    )
     # One process's connections: the pipelines hold one each and are few; 100 is Postgres' own limit for all of them.
     postgres_pool: int = Field(default=4, ge=1, le=100)
     engine: Literal["numpy", "st_asmvt"] = Field(default="numpy", description="Who encodes: ours, or PostGIS.")
@@ -248,6 +270,8 @@ class Settings(BaseSettings):
     s3_endpoint: str | None = Field(default=None, description="Of R2, SeaweedFS, MinIO; AWS needs none.")
     s3_region: str | None = Field(default=None)
     s3_profile: str | None = Field(default=None, description="Profile of the AWS configuration files.")
+    # Of MSK and RDS tokens and of secrets; the bucket may be elsewhere.
+    aws_region: str | None = Field(default=None, description="Default: as the AWS command line finds it.")
     tile_store_role: str | None = Field(
         default=None, description="ARN that a run assumes, narrowed to write below its tileset's prefix only."
     )
@@ -296,7 +320,7 @@ class Settings(BaseSettings):
                 if name in addresses.KINDS:
                     value = text.strip()
             kept[name] = value
-        return kept
+        return references.filled_in(kept)
 
     # Of the whole and not of a field: pydantic hands a field's input on to whoever prints its error.
     @model_validator(mode="after")

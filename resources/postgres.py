@@ -9,10 +9,11 @@ options: `ALTER ROLE … SET search_path = <schema>, public`. Besides that path 
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
@@ -31,6 +32,11 @@ CHECKOUT_TIMEOUT_S = 5.0
 
 _ASK_AGAIN_S = 0.25
 """A caller without a connection asks this often for a new one, so that a server that is back is found at once."""
+
+RDS_IAM = "aws-rds-iam"
+"""Stands in a URL for the password where each new connection logs in with a token of this process's AWS role."""
+
+AUTH = "GEO_ASSETS_POSTGRES_AUTH"
 
 ATTEMPTS = 8
 """A deadlock has two sides and one of them goes on: eight in a row do not happen by bad luck."""
@@ -66,6 +72,10 @@ _POSTGIS = re.compile(r"PostGIS is missing|extension \"?postgis\"?", re.IGNORECA
 _MISSING = (errors.UndefinedTable, errors.UndefinedColumn, errors.UndefinedFunction, errors.InvalidSchemaName)
 
 
+class TokenMissing(psycopg.OperationalError):
+    """There is no token to log in with: no credentials, or no region."""
+
+
 class Pool(ConnectionPool[psycopg.Connection[tuple[Any, ...]]]):
     """A ConnectionPool that asks again at once, where psycopg's would back off for as long as the server was away."""
 
@@ -92,7 +102,7 @@ def conninfo(url: str, schema: str | None = None) -> str:
         psycopg.ProgrammingError: It is no such URL.
     """
     given = conninfo_to_dict(url)
-    wanted = {name: value for name, value in _CONNECTION.items() if name not in given}
+    wanted = {name: value for name, value in _CONNECTION.items() if name not in given} | _password(given)
     if schema is not None:
         # The server's list of sessions then shows whose they are, where several maps share it.
         if "application_name" not in given:
@@ -100,6 +110,44 @@ def conninfo(url: str, schema: str | None = None) -> str:
         # The last one of a name counts: what the URL says goes before our limits, and our path before the URL's.
         wanted["options"] = f"{_OPTIONS} {given.get('options') or ''} -c search_path={schema},public"
     return make_conninfo(url, **wanted)
+
+
+def signed(url: str) -> str:
+    """The URL with a token of now in the place of `aws-rds-iam`; any other as it is.
+
+    Raises:
+        TokenMissing: There is none.
+    """
+    password = _password(conninfo_to_dict(url))
+    return make_conninfo(url, **password) if password else url
+
+
+def token_for(given: Mapping[str, Any]) -> str:
+    """A password for one new connection, of libpq's parameters. Raises TokenMissing."""
+    from resources.aws.tokens import TokenError
+
+    host, port, user = (str(given.get(name) or "") for name in ("host", "port", "user"))
+    try:
+        if not host or not user or "," in host:
+            raise TokenError("the URL must name one host and a user for it")
+        return token_provider(host, int(port or 5432), user)
+    except TokenError as fault:
+        raise TokenMissing(f"no token to log in with ({AUTH}=aws-iam): {fault}") from None
+
+
+def _password(given: Mapping[str, Any]) -> dict[str, str]:
+    return {"password": token_for(given)} if given.get("password") == RDS_IAM else {}
+
+
+def _rds_token(host: str, port: int, user: str) -> str:
+    from resources.aws.tokens import rds_token
+
+    region, profile = os.environ.get("GEO_ASSETS_AWS_REGION"), os.environ.get("GEO_ASSETS_S3_PROFILE")
+    return rds_token(host, port, user, region or None, profile or None)
+
+
+token_provider: Callable[[str, int, str], str] = _rds_token
+"""Makes a password of host, port and user for one new connection, wherever a URL's password is `aws-rds-iam`."""
 
 
 def open_pool(url: str, schema: str, size: int, *, autocommit: bool = False) -> Pool:
@@ -117,10 +165,10 @@ def open_pool(url: str, schema: str, size: int, *, autocommit: bool = False) -> 
     Raises:
         psycopg.Error: There is no such server, database or user; see `explained`.
     """
-    target = conninfo(url, schema)
-    psycopg.connect(target).close()
+    psycopg.connect(conninfo(url, schema)).close()
     pool = Pool(
-        target,
+        # Asked for each new connection: a token is good for minutes, and a pool for months.
+        lambda: conninfo(url, schema),
         kwargs={"autocommit": autocommit},
         min_size=0,
         max_size=size,

@@ -12,7 +12,7 @@ import psycopg
 from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict
 
-from resources.postgres import conninfo, where
+from resources.postgres import conninfo, signed, where
 
 _DEBIAN = Path("/usr/lib/postgresql")
 """Where Debian keeps the programs of each release."""
@@ -109,7 +109,7 @@ def _run(command: list[str], url: str) -> None:
 
 def _environment(url: str) -> dict[str, str]:
     """Everything in the URL as libpq's variables: a command line is there for every user of the machine to see."""
-    given = conninfo_to_dict(url)
+    given = conninfo_to_dict(signed(url))
     variables = {
         option.keyword.decode(): option.envvar.decode() for option in pq.Conninfo.get_defaults() if option.envvar
     }

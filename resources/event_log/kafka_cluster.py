@@ -29,7 +29,8 @@ from confluent_kafka.admin import (
 )
 
 from resources.event_log.kafka_faults import DENIED, PASSING, UNKNOWN_TOPIC, Watch, error_of
-from resources.event_log.kafka_options import USERNAME, KafkaOptions
+from resources.event_log.kafka_options import MECHANISM, USERNAME, KafkaOptions
+from resources.event_log.kafka_tokens import Tokens
 from resources.event_log.protocol import Extent, LogError, LogUnavailable, TopicSpec, UnknownPartition, UnknownTopic
 
 K = TypeVar("K")
@@ -65,6 +66,7 @@ def base_settings(options: KafkaOptions, watch: Watch) -> dict[str, Any]:
     return {
         "bootstrap.servers": options.servers,
         **options.security,
+        **_login(options, watch),
         "client.id": "geo-assets",
         "error_cb": watch.heard,
         "logger": watch,
@@ -78,6 +80,15 @@ def base_settings(options: KafkaOptions, watch: Watch) -> dict[str, Any]:
         "topic.metadata.refresh.interval.ms": int(options.metadata_refresh_s * 1_000),
         "metadata.max.age.ms": max(int(options.metadata_refresh_s * 3_000), 30_000),
     }
+
+
+def _login(options: KafkaOptions, watch: Watch) -> dict[str, Any]:
+    """What a client asks for tokens, where it logs in with one. Raises LogUnavailable when there is none."""
+    if options.token is None:
+        return {}
+    tokens = Tokens(options.token, watch)
+    tokens.prepare()
+    return {"oauth_cb": tokens}
 
 
 class KafkaCluster:
@@ -165,9 +176,11 @@ class KafkaCluster:
             else:
                 raise self.watch.explained(error, f"create topic {self.full(spec.name)}")
         if denied:
-            user = self.options.security.get("sasl.username", "")
+            user = f"user {self.options.security.get('sasl.username', '')!r} ({USERNAME})"
+            if self.options.token is not None:
+                user = f"this role ({MECHANISM})"
             raise LogError(
-                f"topics {', '.join(denied)} are missing on {self.options.where} and user {user!r} ({USERNAME}) may "
+                f"topics {', '.join(denied)} are missing on {self.options.where} and {user} may "
                 "not create them: have them created, or let this user do it"
             )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
-from resources.event_log.kafka_options import CA, PASSWORD, PROTOCOL, USERNAME, KafkaOptions
+from resources.event_log.kafka_options import CA, MECHANISM, MSK_IAM, PASSWORD, PROTOCOL, USERNAME, KafkaOptions
 from resources.event_log.protocol import (
     InvalidRecord,
     LogError,
@@ -62,6 +62,8 @@ class Watch:
         self._last: str | None = None
         self.down = False
         """No broker was connected at some time since `forget`."""
+        self.token_fault: str | None = None
+        """Why there is no new token to log in with; None while there is one."""
 
     def heard(self, error: KafkaError) -> None:
         """An error of the client as a whole (`error_cb`)."""
@@ -97,12 +99,25 @@ class Watch:
         text = self._refusal
         if text is None:
             return None
+        if self.token_fault is not None:
+            return self.no_token()
         if "ssl" in text.lower() and "sasl authentication" not in text.lower():
             return LogUnavailable(
                 f"{self._options.where} and this client do not agree on TLS ({PROTOCOL}, {CA}): {_line(text)}"
             )
+        if self._options.token is not None:
+            return LogUnavailable(
+                f"{self._options.where} refuses this role's token ({MECHANISM}={MSK_IAM}): it needs "
+                f"kafka-cluster:Connect on this cluster: {_line(text)}"
+            )
         return LogUnavailable(
             f"{self._options.where} refuses this user: look at {USERNAME} and {PASSWORD}: {_line(text)}"
+        )
+
+    def no_token(self) -> LogUnavailable:
+        """There is no token to log in with."""
+        return LogUnavailable(
+            f"{self._options.where}: no token to log in with ({MECHANISM}={MSK_IAM}): {self.token_fault}"
         )
 
     def unavailable(self, doing: str, error: KafkaError | None = None) -> LogUnavailable:
@@ -132,6 +147,8 @@ class Watch:
         if code in (KafkaError.INVALID_TIMESTAMP, KafkaError.INVALID_RECORD, KafkaError.INVALID_MSG):
             return InvalidRecord(text)
         if code in DENIED:
+            if self._options.token is not None:
+                return LogError(f"{self._options.where} does not let this role ({MECHANISM}={MSK_IAM}) do this: {text}")
             user = self._options.security.get("sasl.username", "")
             return LogError(f"{self._options.where} does not let user {user!r} ({USERNAME}) do this: {text}")
         if code in _REFUSALS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from resources.event_log.protocol import LogError
@@ -18,6 +18,9 @@ CERTIFICATE = "GEO_ASSETS_KAFKA_SSL_CERTIFICATE"
 KEY = "GEO_ASSETS_KAFKA_SSL_KEY"
 """The settings that faults are traced back to: an operator knows these names, not librdkafka's."""
 
+MSK_IAM = "AWS_MSK_IAM"
+"""The mechanism by which MSK knows a role: SASL/OAUTHBEARER with a token that the role's credentials sign."""
+
 
 @dataclass(frozen=True, slots=True)
 class KafkaOptions:
@@ -27,6 +30,7 @@ class KafkaOptions:
         servers: Bootstrap servers, `host:port,host:port`.
         topic_prefix: Before every topic and group, so that several deployments share a cluster.
         security: librdkafka's settings of TLS and SASL; `security_of` makes them. Never shown.
+        token: Makes what a client logs in with under AWS_MSK_IAM: a token and when it ends, in seconds since the epoch.
         replication_factor: Copies of a new topic; default 3, or as many as there are brokers.
         min_insync_replicas: Copies that must have a record before it is acknowledged; default 2 of 3, else 1.
         delivery_timeout_s: How long a record may wait for its acknowledgement before LogUnavailable. A broker that was
@@ -42,6 +46,7 @@ class KafkaOptions:
     servers: str
     topic_prefix: str = ""
     security: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    token: Callable[[], tuple[str, float]] | None = field(default=None, repr=False)
     replication_factor: int | None = None
     min_insync_replicas: int | None = None
     delivery_timeout_s: float = 30.0
@@ -71,9 +76,9 @@ def security_of(
 
     Args:
         protocol: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL.
-        mechanism: PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512; with SASL alone.
-        username: With SASL alone.
-        password: With SASL alone.
+        mechanism: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or AWS_MSK_IAM; with SASL alone.
+        username: With SASL alone; not with AWS_MSK_IAM.
+        password: With SASL alone; not with AWS_MSK_IAM.
         ca: PEM file of the authority that signed the brokers' certificates; default: the system's authorities.
         certificate: PEM file of this client's certificate, where brokers ask for one.
         key: PEM file of its key.
@@ -82,7 +87,11 @@ def security_of(
         LogError: A value is missing or a file is not there; the line names the setting.
     """
     settings = {"security.protocol": protocol}
-    if protocol.startswith("SASL"):
+    if protocol.startswith("SASL") and mechanism == MSK_IAM:
+        if protocol != "SASL_SSL":
+            raise LogError(f"{MECHANISM}={MSK_IAM} needs {PROTOCOL}=SASL_SSL: a token lets in whoever reads it")
+        settings["sasl.mechanism"] = "OAUTHBEARER"
+    elif protocol.startswith("SASL"):
         for name, value in ((USERNAME, username), (PASSWORD, password)):
             if not value:
                 raise LogError(f"{PROTOCOL}={protocol} needs {name}")
@@ -121,6 +130,8 @@ def options_from(
     ssl_key: str | os.PathLike[str] | None = None,
     replication_factor: int | None = None,
     min_insync_replicas: int | None = None,
+    aws_region: str | None = None,
+    aws_profile: str | None = None,
 ) -> KafkaOptions:
     """Options of the values of the settings `GEO_ASSETS_KAFKA_*`, by their names.
 
@@ -132,9 +143,11 @@ def options_from(
             f"GEO_ASSETS_KAFKA_MIN_INSYNC_REPLICAS={min_insync_replicas} is more than "
             f"GEO_ASSETS_KAFKA_REPLICATION_FACTOR={replication_factor}: nothing could be acknowledged"
         )
+    sasl = security_protocol.startswith("SASL")
     return KafkaOptions(
         servers=servers,
         topic_prefix=topic_prefix,
+        token=_msk_tokens(aws_region, aws_profile) if sasl and sasl_mechanism == MSK_IAM else None,
         security=security_of(
             protocol=security_protocol,
             mechanism=sasl_mechanism,
@@ -147,3 +160,12 @@ def options_from(
         replication_factor=replication_factor,
         min_insync_replicas=min_insync_replicas,
     )
+
+
+def _msk_tokens(region: str | None, profile: str | None) -> Callable[[], tuple[str, float]]:
+    from resources.aws.tokens import TokenError, msk_tokens
+
+    try:
+        return msk_tokens(region, profile)
+    except TokenError as fault:
+        raise LogError(f"{MECHANISM}={MSK_IAM}: {fault}") from None

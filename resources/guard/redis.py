@@ -5,7 +5,9 @@ It connects when it is first asked and again whenever it must: a Redis that is a
 
 from __future__ import annotations
 
+import os
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +22,7 @@ from resources.guard.protocol import GuardUnavailable, Lease
 from resources.guard.times import milliseconds
 
 SETTING = "GEO_ASSETS_REDIS_URL"
+SSL_CA = "GEO_ASSETS_REDIS_SSL_CA"
 
 TIMEOUT_S = 0.5
 """To connect, and to be answered. Redis answers in a millisecond; callers go on without the guard, so nobody waits."""
@@ -75,16 +78,32 @@ class RedisGuard:
     Args:
         url: `redis://` or, with TLS, `rediss://`, with user, password and number of the database as needed.
         prefix: Before every key, on a shared server.
+        ssl_ca: PEM file of the authority that signed the server's certificate; None: the system's authorities.
         clock: Seconds since the epoch, for a lease's `expires_ms`; whether it expired is for Redis to say.
 
     Raises:
-        GuardUnavailable: The URL is none. A server that is away is found out by the first call.
+        GuardUnavailable: The URL is none, or the authority's file cannot be read. A server that is away is found out by
+            the first call.
     """
 
-    def __init__(self, url: str, prefix: str = "geo_assets:", *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        url: str,
+        prefix: str = "geo_assets:",
+        *,
+        clock: Callable[[], float] = time.time,
+        ssl_ca: str | os.PathLike[str] | None = None,
+    ) -> None:
         self._clock = clock
         self._keys, self._leases, self._counter = f"{prefix}key:", f"{prefix}lease:", f"{prefix}token"
         self._closed = threading.Event()
+        tls: dict[str, Any] = {}
+        if ssl_ca is not None:
+            if not url.startswith("rediss://"):
+                raise GuardUnavailable(f"{SSL_CA} is of no use without TLS: {SETTING} must begin with rediss://")
+            if not os.access(ssl_ca, os.R_OK):
+                raise GuardUnavailable(f"{SSL_CA}={os.fspath(ssl_ca)} is no file that can be read")
+            tls["ssl_ca_certs"] = os.fspath(ssl_ca)
         try:
             self._redis = redis.Redis.from_url(
                 url,
@@ -95,6 +114,7 @@ class RedisGuard:
                 socket_connect_timeout=TIMEOUT_S,
                 socket_timeout=TIMEOUT_S,
                 retry=Retry(NoBackoff(), 0),
+                **tls,
             )
             options = self._redis.connection_pool.connection_kwargs
             self._place = options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
@@ -188,6 +208,10 @@ class RedisGuard:
 
     def _unavailable(self, error: Exception) -> GuardUnavailable:
         cause = next((text for kind, text in _CAUSES if isinstance(error, kind)), None)
+        if cause is None and "CERTIFICATE_VERIFY_FAILED" in str(error):
+            cause = f"its certificate is not to be trusted ({SSL_CA}): {_verification(str(error))}"
+        elif cause is None and "SSL:" in str(error):
+            cause = f"it does not speak TLS as rediss:// asks for: {' '.join(str(error).split())[:100]}"
         if cause is None:
             # A fault inside a script repeats the script's name and line; its first sentence says it.
             cause = " ".join(str(error).split())[:200] or type(error).__name__
@@ -197,3 +221,9 @@ class RedisGuard:
 
     def _now_ms(self) -> int:
         return int(self._clock() * 1000)
+
+
+def _verification(text: str) -> str:
+    """What of a certificate failed, of OpenSSL's words about it."""
+    found = re.search(r"certificate verify failed: ([^(]+)", text)
+    return found[1].strip() if found else "it cannot be verified"
