@@ -11,6 +11,7 @@ import typer
 from geo_assets.cli import (
     backfill,
     backup,
+    canary,
     data,
     doctor,
     letters,
@@ -67,6 +68,7 @@ for family in (
     tile,
     tileset,
     doctor,
+    canary,
     schemas,
     maintenance,
     migrate,

@@ -1,0 +1,1 @@
+"""The canary's sample: features that are hard to draw the same way twice, and what a release makes of them."""
