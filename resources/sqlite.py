@@ -46,6 +46,9 @@ _abandoned: list[object] = []
 VERSION_QUERY = "SELECT max(version) FROM schema_version"
 """Answers the version of a file's schema; an adapter may keep it elsewhere."""
 
+OLDEST_QUERY = "SELECT program FROM schema_oldest"
+"""Answers the oldest version whose programs work on a file, where it is not the file's own."""
+
 _open_files: weakref.WeakSet[SqliteFile] = weakref.WeakSet()
 
 
@@ -70,6 +73,8 @@ class SqliteFile:
         failed: The caller's error for what does not: a damaged file, one of a newer version.
         lock_timeout_s: How long another process may hold the write lock before it is `unavailable`.
         steps: By version, the statements that bring a file of the version before to it; a transaction each.
+        compatible: By version, the oldest version whose programs still work on such a file, where that is not the
+            version itself: its step only adds.
     """
 
     def __init__(
@@ -83,8 +88,10 @@ class SqliteFile:
         failed: type[Exception],
         lock_timeout_s: float,
         steps: Mapping[int, Sequence[str]] | None = None,
+        compatible: Mapping[int, int] | None = None,
     ) -> None:
         self.path = Path(path).absolute()
+        self._compatible = compatible or {}
         self._schema, self._version = schema, version
         self._steps = steps or {}
         self._synchronous: Synchronous = synchronous
@@ -197,15 +204,19 @@ class SqliteFile:
                     if statement.strip():
                         connection.execute(statement)
                 connection.execute("INSERT INTO schema_version VALUES (?)", (self._version,))
+                self._note_oldest(connection, self._oldest_after(self._version))
             connection.execute("COMMIT")
         self._bring_up_to_date(connection)
 
     def _bring_up_to_date(self, connection: sqlite3.Connection) -> None:
-        """Take each step that is missing; a file of a newer version is refused."""
+        """Take each step that is missing; a file of a newer version is refused unless it says it is compatible."""
         while (found := self._found_version(connection) or 0) != self._version:
             if found > self._version:
+                if (oldest := self._found_oldest(connection) or found) <= self._version:
+                    return
                 raise self._failed(
-                    f"{self.path} has schema version {found}, this program knows up to {self._version}: use a newer one"
+                    f"{self.path} has schema version {found}, which works with programs of version {oldest} and newer; "
+                    f"this program knows up to {self._version}: use a newer one"
                 )
             connection.execute("BEGIN IMMEDIATE")
             # Another process may have taken the step while this one waited for the lock.
@@ -213,6 +224,7 @@ class SqliteFile:
                 for statement in self._steps[found + 1]:
                     connection.execute(statement)
                 self._note_version(connection, found + 1)
+                self._note_oldest(connection, self._oldest_after(found + 1))
             connection.execute("COMMIT")
 
     def _found_version(self, connection: sqlite3.Connection) -> int | None:
@@ -221,6 +233,23 @@ class SqliteFile:
 
     def _note_version(self, connection: sqlite3.Connection, version: int) -> None:
         connection.execute("INSERT INTO schema_version VALUES (?)", (version,))
+
+    def _oldest_after(self, version: int) -> int:
+        """The oldest version whose programs work on a file of this one: no step before it may have left them out."""
+        return max(self._compatible.get(each, each) for each in range(1, version + 1))
+
+    def _found_oldest(self, connection: sqlite3.Connection) -> int | None:
+        """The oldest version whose programs work on the file; None where it does not say, and means its own."""
+        return _answer(connection, OLDEST_QUERY)
+
+    def _note_oldest(self, connection: sqlite3.Connection, oldest: int) -> None:
+        # Many files are of the version that they work with, and have no such table.
+        if oldest == self._found_version(connection):
+            connection.execute("DROP TABLE IF EXISTS schema_oldest")
+            return
+        connection.execute("CREATE TABLE IF NOT EXISTS schema_oldest (program INTEGER NOT NULL) STRICT")
+        connection.execute("DELETE FROM schema_oldest")
+        connection.execute("INSERT INTO schema_oldest VALUES (?)", (oldest,))
 
     def _begin(self, connection: sqlite3.Connection, synchronous: Synchronous) -> sqlite3.Connection:
         self._set_synchronous(connection, synchronous)

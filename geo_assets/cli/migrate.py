@@ -19,7 +19,7 @@ def migrate(
     """Bring the tables of feature store and ledger up to date: in Postgres, or in the files of the home folder.
 
     Each step is a transaction, and two migrations at once wait for each other. Tables of a later version than this
-    program knows are refused. Processes of the version before must be stopped first.
+    program knows are left as they are if they are compatible with it, and refused else (docs/operations.md).
     """
     from geo_assets.services.migrating import migrate_all, pending, versions
 

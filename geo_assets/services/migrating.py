@@ -35,6 +35,24 @@ class Version(NamedTuple):
     known: int
     made_when_opened: bool
     """An embedded adapter's file: opening it makes it and brings it up to date."""
+    oldest: int
+    """The oldest version whose programs work with these tables."""
+
+    @property
+    def lacking(self) -> int:
+        """Steps that the tables lack; none where they are newer, or a file that is not there yet.
+
+        Raises:
+            SchemaTooNew: They are of a later version than this program knows, and not compatible with it.
+        """
+        from resources.migrations import SchemaTooNew
+
+        if self.oldest > self.known:
+            raise SchemaTooNew(
+                f"{self.component} in {self.where} has version {self.found}, which works with programs of version "
+                f"{self.oldest} and newer; this program knows up to {self.known}: use a newer one"
+            )
+        return 0 if self.made_when_opened and not self.found else max(0, self.known - self.found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +68,7 @@ class _File:
     name: str
     path: Path
     query: str
+    oldest_query: str
     known: int
 
 
@@ -60,16 +79,19 @@ def migrate_all(settings: Settings) -> list[Migrated]:
         SchemaTooNew: Tables are of a later version than this program knows.
         ConfigurationError: Postgres cannot be reached, or refuses; the setting is named.
     """
+    import psycopg
+
     from geo_assets.configuration import ConfigurationError
     from geo_assets.stack import Stack
-    from resources.migrations import migrate
-    from resources.postgres import explained
+    from resources.migrations import migrate, version
+    from resources.postgres import conninfo, explained
 
     done: list[Migrated] = []
     for each in _components(settings):
         with explained(ConfigurationError, each.setting, each.url):
             applied = migrate(each.url, settings.postgres_schema, each.name, each.migrations)
-        after = len(each.migrations)
+            with psycopg.connect(conninfo(each.url)) as connection:
+                after = version(connection, settings.postgres_schema, each.name)
         done.append(Migrated(each.name, after - len(applied), after))
     before = {file.name: found for file in _files(settings) if (found := _version_of(file))}
     with Stack(settings) as stack:
@@ -78,7 +100,9 @@ def migrate_all(settings: Settings) -> list[Migrated]:
             _ = stack.features
         if "ledger" in before:
             _ = stack.ledger
-    done.extend(Migrated(file.name, before[file.name], file.known) for file in _files(settings) if file.name in before)
+    done.extend(
+        Migrated(file.name, before[file.name], _version_of(file)) for file in _files(settings) if file.name in before
+    )
     return done
 
 
@@ -95,7 +119,7 @@ def versions(settings: Settings, component: str | None = None) -> list[Version]:
     import psycopg
 
     from geo_assets.configuration import ConfigurationError
-    from resources.migrations import version
+    from resources.migrations import standing
     from resources.postgres import conninfo, explained, where
 
     found: list[Version] = []
@@ -103,38 +127,31 @@ def versions(settings: Settings, component: str | None = None) -> list[Version]:
         if component not in (None, each.name):
             continue
         with explained(ConfigurationError, each.setting, each.url), psycopg.connect(conninfo(each.url)) as connection:
-            stands = version(connection, settings.postgres_schema, each.name)
+            stands = standing(connection, settings.postgres_schema, each.name)
         place = f"{where(each.url)}, schema {settings.postgres_schema}"
-        found.append(Version(each.name, place, stands, len(each.migrations), made_when_opened=False))
+        known = len(each.migrations)
+        found.append(Version(each.name, place, stands.version, known, made_when_opened=False, oldest=stands.oldest))
     for file in _files(settings):
         if component not in (None, file.name):
             continue
-        found.append(Version(file.name, str(file.path), _version_of(file), file.known, made_when_opened=True))
+        stands, oldest = _version_of(file), _version_of(file, file.oldest_query)
+        place = str(file.path)
+        found.append(Version(file.name, place, stands, file.known, made_when_opened=True, oldest=oldest or stands))
     return found
 
 
 def pending(settings: Settings, component: str | None = None) -> dict[str, int]:
-    """Steps that each component's tables lack; none for a file that is not there yet.
+    """Steps that each component's tables lack; none for a file that is not there yet, or for newer tables.
 
     Args:
         settings: Where they are.
         component: Ask for this one alone.
 
     Raises:
-        SchemaTooNew: Tables are of a later version than this program knows.
+        SchemaTooNew: Tables are of a later version than this program knows, and not compatible with it.
         ConfigurationError: Postgres cannot be reached; the setting is named.
     """
-    from resources.migrations import SchemaTooNew
-
-    lacking: dict[str, int] = {}
-    for each in versions(settings, component):
-        if each.found > each.known:
-            raise SchemaTooNew(
-                f"{each.component} in {each.where} has version {each.found}, this program knows up to {each.known}: "
-                "use a newer one"
-            )
-        lacking[each.component] = 0 if each.made_when_opened and not each.found else each.known - each.found
-    return lacking
+    return {each.component: each.lacking for each in versions(settings, component)}
 
 
 def _components(settings: Settings) -> list[_Component]:
@@ -161,25 +178,28 @@ def _components(settings: Settings) -> list[_Component]:
 def _files(settings: Settings) -> list[_File]:
     from resources.feature_store import gpkg_schema
     from resources.ledger import sqlite_schema
-    from resources.sqlite import VERSION_QUERY
+    from resources.sqlite import OLDEST_QUERY, VERSION_QUERY
 
     found: list[_File] = []
     if (settings.feature_store_url or settings.postgres_url) is None:
         path = settings.home / "features.gpkg"
-        found.append(_File("feature_store", path, gpkg_schema.VERSION_QUERY, gpkg_schema.VERSION))
+        found.append(
+            _File("feature_store", path, gpkg_schema.VERSION_QUERY, gpkg_schema.OLDEST_QUERY, gpkg_schema.VERSION)
+        )
     if (settings.ledger_url or settings.postgres_url) is None:
-        found.append(_File("ledger", settings.home / "ledger.db", VERSION_QUERY, sqlite_schema.VERSION))
+        path = settings.home / "ledger.db"
+        found.append(_File("ledger", path, VERSION_QUERY, OLDEST_QUERY, sqlite_schema.VERSION))
     return found
 
 
-def _version_of(file: _File) -> int:
-    """Version of a file's tables; 0 where there is none."""
+def _version_of(file: _File, query: str | None = None) -> int:
+    """Version of a file's tables, or what another query answers; 0 where there is none."""
     import sqlite3
 
     from geo_assets.configuration import ConfigurationError
     from resources.sqlite import file_version
 
     try:
-        return file_version(file.path, file.query)
+        return file_version(file.path, query or file.query)
     except sqlite3.Error as fault:
         raise ConfigurationError(f"{file.path} is damaged or no database of ours: {fault}") from None

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from resources.feature_store.edits import Identity, Standing, check, decide, source_times
 from resources.feature_store.gpkg_geometry import to_blob, wkb_of
-from resources.feature_store.gpkg_schema import RTREE, STEPS, TABLE, VERSION, GeoPackageFile, show_layer
+from resources.feature_store.gpkg_schema import COMPATIBLE, RTREE, STEPS, TABLE, VERSION, GeoPackageFile, show_layer
 from resources.feature_store.protocol import (
     CHANGES_KEPT,
     Applied,
@@ -112,6 +112,7 @@ class GeoPackageStore:
             failed=FeatureStoreError,
             lock_timeout_s=lock_timeout_s,
             steps=STEPS,
+            compatible=COMPATIBLE,
         )
 
     # -- writing -----------------------------------------------------------------------------------------------------

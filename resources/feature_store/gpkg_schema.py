@@ -19,7 +19,11 @@ _CHANGES = (
 )
 STEPS: Mapping[int, Sequence[str]] = {2: (_CHANGES,)}
 """By version, the statements that bring a file of the version before to it; `_make` makes the last one."""
+COMPATIBLE: Mapping[int, int] = {}
+"""By version, the oldest one whose programs still work on its files, where its step only adds."""
+
 VERSION_QUERY = "SELECT value FROM ga_meta WHERE name = 'schema'"
+OLDEST_QUERY = "SELECT value FROM ga_meta WHERE name = 'oldest'"
 APPLICATION_ID = 0x47504B47  # "GPKG"
 USER_VERSION = 10_300  # 1.3.0: what GDAL of Debian 12 opens without a warning
 
@@ -134,6 +138,7 @@ class GeoPackageFile(SnapshotFile):
             connection.execute("BEGIN IMMEDIATE")
             if self._found_version(connection) is None:
                 _make(connection)
+                self._note_oldest(connection, self._oldest_after(self._version))
             connection.execute("COMMIT")
             # GDAL looks for the application id in the file itself, and would miss it in the write-ahead log.
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -152,6 +157,15 @@ class GeoPackageFile(SnapshotFile):
 
     def _note_version(self, connection: sqlite3.Connection, version: int) -> None:
         connection.execute("UPDATE ga_meta SET value = ? WHERE name = 'schema'", (version,))
+
+    def _found_oldest(self, connection: sqlite3.Connection) -> int | None:
+        found = connection.execute(OLDEST_QUERY).fetchone()
+        return None if found is None else found[0]
+
+    def _note_oldest(self, connection: sqlite3.Connection, oldest: int) -> None:
+        connection.execute("DELETE FROM ga_meta WHERE name = 'oldest'")
+        if oldest != self._found_version(connection):
+            connection.execute("INSERT INTO ga_meta (name, value) VALUES ('oldest', ?)", (oldest,))
 
 
 def _make(connection: sqlite3.Connection) -> None:

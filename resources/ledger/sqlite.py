@@ -34,7 +34,7 @@ from resources.ledger.protocol import (
     UnknownBatch,
     UnknownManifest,
 )
-from resources.ledger.sqlite_schema import STEPS, TABLES, VERSION, LedgerFile
+from resources.ledger.sqlite_schema import COMPATIBLE, STEPS, TABLES, VERSION, LedgerFile
 from resources.snapshots import LOCK_TIMEOUT_S
 from resources.sqlite import Synchronous
 
@@ -88,6 +88,7 @@ class SqliteLedger:
             failed=LedgerError,
             lock_timeout_s=lock_timeout_s,
             steps=STEPS,
+            compatible=COMPATIBLE,
         )
 
     # -- reading -----------------------------------------------------------------------------------------------------

@@ -11,6 +11,9 @@ VERSION = 1
 STEPS: Mapping[int, Sequence[str]] = {}
 """By version, the statements that bring a file of the version before to it; TABLES are those of the last one."""
 
+COMPATIBLE: Mapping[int, int] = {}
+"""By version, the oldest one whose programs still work on its files, where its step only adds."""
+
 # `work` says whether, and in which order, a tile is to be built: 0 live, 1 backfill, NULL nothing to do (clean, or
 # given up at its newest mark). Plain columns, because SQLite answers from an index alone only for those; the check
 # keeps `work` true whoever writes it.
