@@ -137,6 +137,8 @@ def _show(instance: DagsterInstance, keys: list[str]) -> None:
             for key in keys
         ),
     )
+    # As the runs of a backfill do.
+    catalog.count_partitions(instance)
     for _ in range(5):
         for check in CHECKS:
             instance.report_runless_asset_event(

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import structlog
-from dagster import AssetMaterialization, DagsterInstance, DynamicPartitionsDefinition, RunsFilter
+from dagster import AssetMaterialization, DagsterInstance, RunsFilter
 from dagster._core.execution.backfill import BulkActionStatus
 from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
 from dagster._core.storage.event_log import SqlEventLogStorage
 from dagster._core.storage.event_log.schema import DynamicPartitionsTable
-from dagster._core.storage.partition_status_cache import get_and_update_asset_status_cache_value
 
 from geo_assets import catalog
 from geo_assets.catalog import PARTITIONS, TILES
@@ -87,7 +86,7 @@ def migrate(
         _retire(instance, old)
     stack.ledger.set_value(CATALOG_VALUE, str(zooms))
     # Counted here, so that the first page of the UI does not wait for it.
-    get_and_update_asset_status_cache_value(instance, TILES, DynamicPartitionsDefinition(name=PARTITIONS))
+    catalog.count_partitions(instance)
     return Migrated(len(new), reported, len(old))
 
 

@@ -14,6 +14,7 @@ from dagster import (
 from dagster._core.storage.tags import PRIORITY_TAG
 from pydantic import Field
 
+from geo_assets import catalog
 from geo_assets.assets.stack_resource import StackResource
 from geo_assets.catalog_retention import Keep, enforce
 from geo_assets.services.housekeeping import enforce_retention
@@ -38,6 +39,7 @@ def delete_what_is_past(context: OpExecutionContext, config: MaintenanceConfig, 
         removed = enforce(context.instance, keep, dry=config.dry_run, budget_s=config.budget_s)
         if not config.dry_run:
             removed |= enforce_retention(ports)
+            catalog.count_partitions(context.instance)
     rows = [f"| {name} | {count:,} |" for name, count in removed.items() if count]
     for row in rows:
         context.log.info(row.strip("| "))

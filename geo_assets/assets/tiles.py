@@ -48,6 +48,8 @@ tile_partitions = DynamicPartitionsDefinition(name=catalog.PARTITIONS)
 REPORT_TILES = 1_000
 REPORT_S = 5.0
 """Results are reported every so many tiles or seconds: early enough to watch, rarely enough to come in batches."""
+COUNTED_FROM = 1_000
+"""Tiles of a run from which it has Dagster count the partitions anew at its end: no page of the UI waits for that."""
 
 SHOWN = 20
 """Rows of a table in a run's metadata: a person reads no more, and each event is kept for good."""
@@ -364,6 +366,8 @@ def _build(
         finally:
             # Committed is committed, whatever stopped the loop: what stands is reported.
             reporter.report(last=True)
+            if tally.done >= COUNTED_FROM:
+                catalog.count_partitions(context.instance)
     seconds = time.monotonic() - started
     throughput.remember_speed(ports.ledger, builder.encoded, tally.vertices, seconds)
     throughput.remember_memory(ports.ledger, tally.memory)

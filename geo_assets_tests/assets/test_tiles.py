@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dagster import DagsterEventType
+from dagster import DagsterEventType, DynamicPartitionsDefinition
 
 from geo_assets import catalog
 from geo_assets.assets.tiles import Tally, descendants_memory
@@ -17,6 +17,7 @@ from geo_assets_tests.dagster_world import World, tiles_around, world
 from sensors.tile_updates import tick
 
 HOME = Tile(14, 9_327, 4_741)
+DEFINITION = DynamicPartitionsDefinition(name=catalog.PARTITIONS)
 
 
 @pytest.fixture
@@ -80,6 +81,25 @@ def test_a_run_shows_its_counts_skip_rate_and_slowest_tiles(here: World) -> None
     assert metadata["slowest_tiles"].value.records[0].data["map"].startswith("http")
     run = here.instance.get_run_by_id(result.run_id)
     assert run.tags["geo_assets/built"] == "1"
+
+
+@pytest.mark.parametrize("counted_from", [2, 3])
+def test_after_a_large_run_no_page_has_to_count_its_partitions(
+    here: World, monkeypatch: pytest.MonkeyPatch, counted_from: int
+) -> None:
+    monkeypatch.setattr("geo_assets.assets.tiles.COUNTED_FROM", counted_from)
+    built = tiles_around(HOME, 2)
+    here.hint(*(tile.key for tile in built))
+    here.execute(tick(here.stack, here.instance).requests[0])
+    (entry,) = here.instance.get_asset_records([catalog.TILES])
+    kept = entry.asset_entry.cached_status
+    if counted_from > len(built):
+        assert kept is None
+    else:
+        assert kept is not None
+        assert set(kept.deserialize_materialized_partition_subsets(DEFINITION).get_partition_keys()) == {
+            tile.key for tile in built
+        }
 
 
 def test_selected_partitions_are_built_without_a_batch_and_their_leases_end_with_the_run(here: World) -> None:
