@@ -256,6 +256,7 @@ def test_erase_takes_features_out_and_says_what_it_could_not_reach(terminal: Ter
         (["dead-letters", "replay"], "--all"),
         (["dead-letters", "list", "--reason", "boredom"], "boredom"),
         (["erase", "--source", "nobody", "--yes"], "nobody"),
+        (["erase", "--device", " "], "--device is empty"),
         (["--home", "/proc/nowhere", "status"], "cannot be written"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -222,6 +223,17 @@ def test_mend_and_migrate_say_what_they_found(
     terminal: Terminal, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "nothing was left behind" in terminal("mend").out
+    # Without Dagster here: what else was left is mended, and what was not is said.
+    world.stack.ledger.mark(["14:12020013321101"])
+    world.stack.ledger.take(["14:12020013321101"], "gone", 0.001)
+    time.sleep(0.01)
+    told = terminal("mend", "--grace", "0")
+    assert told.code == 1
+    assert "lease" in told.out.rpartition("mended: ")[2]
+    assert "what Dagster's catalog is to be told is left" in told.err
+    with monkeypatch.context() as patch:
+        patch.setenv("DAGSTER_HOME", str(terminal.home))
+        assert "has no dagster.yaml" in terminal.refused("maintenance", "--dry-run")
     assert "`geo-assets up` makes it" in terminal.refused("migrate-partitions")
     assert "`geo-assets up` makes it" in terminal.refused("maintenance", "--dry-run")
     for zooms in ("a,b", "99", "-1", "0,0,0,", "9" * 30):

@@ -185,6 +185,8 @@ def erase(
     if (source is None) == (device is None):
         raise CliError("say --source or --device: one of them")
     if device is not None:
+        if not device.strip():
+            raise CliError("--device is empty")
         if layer is not None:
             raise CliError("--layer goes with --source: a device is in none")
         _forget(device)

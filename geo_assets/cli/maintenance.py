@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+
 import typer
 
 from geo_assets.cli.answers import CliError, escape, open_home, out
+from geo_assets.configuration import ConfigurationError
 
 
 def register(app: typer.Typer) -> None:
@@ -77,19 +82,23 @@ def mend(
             out.print(f"and {len(found) - 50:,} more")
         if dry_run:
             return
-        if any(one.subject == "catalog" for one in found if one.kind == "outbox"):
-            from geo_assets import catalog
-            from geo_assets.dagster_instance import instance_of
+        grace_ms = int(grace * 1000)
+        left = None
+        with ExitStack() as until:
+            pay: Callable[[], int] | None = None
+            if any(one.subject == "catalog" for one in found if one.kind == "outbox"):
+                from geo_assets import catalog
+                from geo_assets.dagster_instance import instance_of
 
-            with instance_of(stack.settings) as instance:
-                done = half_done.mend(
-                    stack,
-                    found,
-                    pay_catalog=lambda: catalog.pay_owed(
-                        stack.ledger, instance, stack.settings, limit=5_000, min_age_ms=int(grace * 1000)
-                    ),
-                    grace_ms=int(grace * 1000),
-                )
-        else:
-            done = half_done.mend(stack, found, grace_ms=int(grace * 1000))
+                try:
+                    instance = until.enter_context(instance_of(stack.settings))
+                except ConfigurationError as fault:
+                    left = fault
+                else:
+                    pay = partial(
+                        catalog.pay_owed, stack.ledger, instance, stack.settings, limit=5_000, min_age_ms=grace_ms
+                    )
+            done = half_done.mend(stack, found, pay_catalog=pay, grace_ms=grace_ms)
         out.print("mended: " + ", ".join(f"{count:,} {kind}" for kind, count in sorted(done.items())))
+        if left is not None:
+            raise CliError(f"what Dagster's catalog is to be told is left: {left}")
