@@ -1,0 +1,277 @@
+"""Every overlay is taken by the real API as it stands, and what is broken in one of many ways is refused by it.
+
+`kubectl apply --dry-run=server --validate=strict`: defaulting, schemas, validation, Pod Security, limits and rights
+are the API server's own; only nothing is stored.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from geo_assets_tests.deploy.manifests import (
+    OVERLAYS,
+    Object,
+    build,
+    copy_with_secrets,
+    named,
+    pods,
+    with_components,
+)
+from geo_assets_tests.k8s.deployed import Kubectl
+
+pytestmark = pytest.mark.k8s
+
+WITH = {
+    "aws, with components": ("aws", "keda", "monitoring", "ui-alb-oidc"),
+    "local, with components": ("local", "hpa", "monitoring", "ingress-nginx", "ui-oauth2-proxy"),
+}
+OPERATORS = {"ScaledObject", "TriggerAuthentication", "PodMonitor", "PrometheusRule"}
+"""Kinds that this API does not know: KEDA's and the Prometheus operator's."""
+
+
+@pytest.fixture(scope="module")
+def variants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Object]]:
+    """The objects of each overlay, by itself and with components."""
+    k8s = copy_with_secrets(tmp_path_factory.mktemp("deploy") / "deploy")
+    found = {name: build(k8s / "overlays" / name) for name in OVERLAYS}
+    for name, (overlay, *components) in WITH.items():
+        found[name] = build(with_components(k8s, overlay, *components))
+    return found
+
+
+@pytest.fixture(scope="module")
+def api(control_plane: Kubectl, variants: dict[str, list[Object]]) -> Kubectl:
+    """The API with the namespace, its accounts and its limits: what the rest is judged by."""
+    kinds = ("Namespace", "ServiceAccount", "LimitRange", "ResourceQuota", "Role", "RoleBinding")
+    control_plane.kubectl("apply", "-f", "-", input=listed(each for each in variants["aws"] if each["kind"] in kinds))
+    control_plane.wait(lambda: control_plane.get("serviceaccount"), 60, "the namespace has its accounts")
+    return control_plane
+
+
+def listed(objects: Any) -> str:
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})
+
+
+def dry(api: Kubectl, *objects: Object) -> Any:
+    """Apply strictly, and store nothing."""
+    arguments = ("apply", "--dry-run=server", "--validate=strict", "-n", "geo-assets", "-f", "-")
+    return api.lab.kubectl(*arguments, stdin=listed(objects))
+
+
+@pytest.mark.parametrize("name", [*OVERLAYS, *WITH])
+def test_the_api_takes_every_object_of_an_overlay_without_a_warning(
+    name: str, api: Kubectl, variants: dict[str, list[Object]]
+) -> None:
+    objects = [each for each in variants[name] if each["kind"] not in OPERATORS]
+
+    done = dry(api, *objects)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) == len(objects)
+
+
+@pytest.mark.parametrize("name", [*OVERLAYS, *WITH])
+def test_pod_security_limits_and_accounts_take_every_pod(
+    name: str, api: Kubectl, variants: dict[str, list[Object]]
+) -> None:
+    """A Deployment is taken whatever its pods are: it is the pod that is refused."""
+    made = [pod_of(each) for each in variants[name] if each["kind"] in ("Deployment", "Job", "CronJob")]
+
+    done = dry(api, *made)
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def pod_of(workload: Object) -> Object:
+    """The pod that a workload would make."""
+    ((_, name, template),) = pods([workload])
+    template = copy.deepcopy(template)
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {**template["metadata"], "name": f"{name}-1", "namespace": "geo-assets"},
+        "spec": template["spec"],
+    }
+
+
+Change = Callable[[Object], object]
+
+
+def container(workload: Object) -> Object:
+    """Its first container, to change it."""
+    spec = workload["spec"]
+    spec = spec.get("jobTemplate", {}).get("spec", spec)
+    return spec.get("template", {"spec": spec})["spec"]["containers"][0]
+
+
+BROKEN: dict[str, tuple[str, str, Change, str]] = {
+    "an unknown field": ("Deployment", "edge", lambda o: o["spec"].update(replica=2), "unknown field"),
+    "an unknown field deep down": (
+        "Deployment",
+        "edge",
+        lambda o: container(o).update(resource={"limits": {"cpu": "1"}}),
+        "unknown field",
+    ),
+    "a text for a number": ("Deployment", "live", lambda o: o["spec"].update(replicas="two"), "replicas"),
+    "a selector that finds nothing": (
+        "Deployment",
+        "tiles",
+        lambda o: o["spec"]["template"]["metadata"]["labels"].update({"app.kubernetes.io/component": "tile"}),
+        "selector",
+    ),
+    "a port above 65535": (
+        "Deployment",
+        "edge",
+        lambda o: container(o)["ports"][0].update(containerPort=99_999),
+        "containerPort",
+    ),
+    "a probe of two kinds": (
+        "Deployment",
+        "edge",
+        lambda o: container(o)["livenessProbe"].update(tcpSocket={"port": 8787}),
+        "may not specify more than 1 handler type",
+    ),
+    "more asked for than allowed": (
+        "Deployment",
+        "code",
+        lambda o: container(o)["resources"]["requests"].update(memory="2Gi"),
+        "must be less than or equal to memory limit",
+    ),
+    "a mount without its volume": (
+        "Deployment",
+        "code",
+        lambda o: o["spec"]["template"]["spec"].update(volumes=[]),
+        "volumeMounts",
+    ),
+    "a schedule that is none": ("CronJob", "mend", lambda o: o["spec"].update(schedule="hourly"), "schedule"),
+    "a container without an image": ("Job", "migrate", lambda o: container(o).pop("image"), "image"),
+    "no address": (
+        "NetworkPolicy",
+        "services",
+        lambda o: o["spec"]["egress"][0]["to"][0]["ipBlock"].update(cidr="10.0.0.0"),
+        "cidr",
+    ),
+    "an unknown field of a policy": (
+        "NetworkPolicy",
+        "code",
+        lambda o: o["spec"].update(ingres=o["spec"].pop("ingress")),
+        "unknown field",
+    ),
+    "a path without its type": (
+        "Ingress",
+        "edge",
+        lambda o: o["spec"]["rules"][0]["http"]["paths"][0].pop("pathType"),
+        "pathType",
+    ),
+    "a budget of both kinds": (
+        "PodDisruptionBudget",
+        "edge",
+        lambda o: o["spec"].update(minAvailable=1),
+        "mutually exclusive",
+    ),
+    "an autoscaler from two to one": (
+        "HorizontalPodAutoscaler",
+        "edge",
+        lambda o: o["spec"].update(maxReplicas=1),
+        "maxReplicas",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_object_is_refused_and_its_fault_named(
+    name: str, api: Kubectl, variants: dict[str, list[Object]]
+) -> None:
+    kind, which, change, words = BROKEN[name]
+    broken = copy.deepcopy(named(variants["aws"], kind)[which])
+    assert dry(api, broken).returncode == 0
+    change(broken)
+
+    done = dry(api, broken)
+
+    assert done.returncode != 0
+    assert words in done.stderr
+
+
+REFUSED: dict[str, tuple[Change, str]] = {
+    "root": (lambda spec: spec["securityContext"].update(runAsUser=0), "violates PodSecurity"),
+    "no seccomp profile": (lambda spec: spec["securityContext"].pop("seccompProfile"), "violates PodSecurity"),
+    "a way to privileges": (
+        lambda spec: spec["containers"][0]["securityContext"].update(allowPrivilegeEscalation=True),
+        "violates PodSecurity",
+    ),
+    "capabilities": (
+        lambda spec: spec["containers"][0]["securityContext"].pop("capabilities"),
+        "violates PodSecurity",
+    ),
+    "privileged": (
+        lambda spec: spec["containers"][0]["securityContext"].update(privileged=True, allowPrivilegeEscalation=True),
+        "violates PodSecurity",
+    ),
+    "the host's network": (lambda spec: spec.update(hostNetwork=True), "violates PodSecurity"),
+    "a folder of the host": (
+        lambda spec: spec["volumes"].append({"name": "host", "hostPath": {"path": "/"}}),
+        "violates PodSecurity",
+    ),
+    "more memory than one may have": (
+        lambda spec: spec["containers"][0]["resources"]["limits"].update(memory="64Gi"),
+        "maximum memory usage per Container is 16Gi",
+    ),
+    "an account that is not there": (lambda spec: spec.update(serviceAccountName="admin"), "not found"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_pod_that_asks_for_more_than_it_may_have_is_refused(
+    name: str, api: Kubectl, variants: dict[str, list[Object]]
+) -> None:
+    change, words = REFUSED[name]
+    pod = pod_of(named(variants["aws"], "Deployment")["edge"])
+    assert dry(api, pod).returncode == 0
+    change(pod["spec"])
+
+    done = dry(api, pod)
+
+    assert done.returncode != 0
+    assert words in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("account", "verb", "resource", "allowed"),
+    [
+        ("control", "create", "jobs.batch", True),
+        ("control", "delete", "jobs.batch", True),
+        ("control", "get", "jobs.batch/status", True),
+        ("control", "delete", "pods", True),
+        ("control", "create", "pods", False),
+        ("control", "create", "pods/exec", False),
+        ("control", "get", "secrets", False),
+        ("control", "patch", "deployments.apps", False),
+        ("control", "create", "serviceaccounts/token", False),
+        ("run", "create", "jobs.batch", False),
+        ("run", "get", "pods", False),
+        ("service", "get", "configmaps", False),
+        ("code", "create", "jobs.batch", False),
+    ],
+)
+def test_each_account_may_do_what_it_is_for_and_no_more(
+    account: str, verb: str, resource: str, allowed: bool, api: Kubectl
+) -> None:
+    asked = ("auth", "can-i", verb, resource, "-n", "geo-assets", f"--as=system:serviceaccount:geo-assets:{account}")
+    done = api.lab.kubectl(*asked)
+
+    assert done.stdout.strip() == ("yes" if allowed else "no")
+    assert (done.returncode == 0) == allowed
+
+
+def test_an_unknown_kind_is_refused(api: Kubectl, variants: dict[str, list[Object]]) -> None:
+    """What components with an operator's kinds meet where the operator is not."""
+    done = dry(api, named(variants["aws, with components"], "PodMonitor")["services"])
+
+    assert done.returncode != 0
+    assert "no matches for kind" in done.stderr
