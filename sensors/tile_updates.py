@@ -32,6 +32,8 @@ from geo_assets.assets.repair import REPAIR_TAG, REPAIR_VALUE, repair_coverage
 from geo_assets.assets.stack_resource import StackResource
 from geo_assets.events import topics
 from geo_assets.jobs import AUDIT_TAG, BATCH_TAG, ROUTING_TAG, audit, build_tiles, tags_of
+from geo_assets.kubernetes.pods import Load, run_tags, size_of
+from geo_assets.services import throughput
 from geo_assets.services.announce import sweep_announcements
 from geo_assets.services.build import tile_dead_letter, weigh
 from geo_assets.services.dead_letters import write_dead_letters
@@ -561,15 +563,29 @@ def _request(stack: Stack, instance: DagsterInstance, opened: Sequence[Batch], d
     work = {one.key: one for one in _weighed(stack, [states[key] for key in keys])}
     catalog.register_partitions(instance, keys, stack.settings.partitions)
     for batch in opened:
-        vertices = sum(work[key].vertices for key in batch.keys)
+        vertices = [work[key].vertices for key in batch.keys]
         done.requests.append(
             RunRequest(
                 job_name=build_tiles.name,
                 run_key=run_key(batch, work),
                 run_config={"ops": {"tiles": {"config": {"batch": batch.id}}}},
-                tags=tags_of(batch, vertices),
+                tags=tags_of(batch, sum(vertices)) | _pod_tags(stack, vertices),
             )
         )
+
+
+def _pod_tags(stack: Stack, vertices: Sequence[int]) -> dict[str, str]:
+    """How large the pod of a run over tiles of so many vertices is, where runs are pods."""
+    settings = stack.settings
+    if not settings.run_pods:
+        return {}
+    size = size_of(
+        Load(len(vertices), sum(vertices), max(vertices, default=0)),
+        workers=settings.build_workers,
+        worker_megabytes=throughput.worker_megabytes(stack.ledger),
+        most_megabytes=settings.run_pod_most_mb,
+    )
+    return run_tags(size, settings.run_pod_account)
 
 
 def _request_audit(stack: Stack, instance: DagsterInstance, now_ms: int, done: Tick) -> None:

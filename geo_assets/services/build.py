@@ -133,7 +133,9 @@ class TileBuilder:
         self._details_of, self._stages = details_of or (lambda _key, details: details), stages
         settings = stack.settings
         self._lease_s = settings.lease_s if lease_s is None else lease_s
-        fitting = throughput.workers(stack.ledger, settings.build_workers, settings.runs_in_flight)
+        fitting = throughput.workers(
+            stack.ledger, settings.build_workers, settings.runs_in_flight, own=settings.run_pods
+        )
         if fitting < settings.build_workers:
             log.warning(
                 "fewer workers: memory has no room for more", workers=fitting, of=settings.build_workers,

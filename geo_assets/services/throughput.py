@@ -144,7 +144,7 @@ def free_megabytes() -> int | None:
     return min(found) if found else None
 
 
-def workers(ledger: Ledger, most: int, runs: int, free: int | None = None) -> int:
+def workers(ledger: Ledger, most: int, runs: int, free: int | None = None, *, own: bool = False) -> int:
     """Worker processes of one run: as many as the settings say, fewer where memory has no room for them.
 
     Args:
@@ -152,9 +152,12 @@ def workers(ledger: Ledger, most: int, runs: int, free: int | None = None) -> in
         most: The setting `build_workers`.
         runs: Runs at the same time.
         free: Free megabytes; None: as the system says.
+        own: The free memory is this run's alone and was reserved for its workers, as that of a pod.
     """
     needed = worker_megabytes(ledger)
     free = free_megabytes() if free is None else free
     if not needed or free is None:
         return most
+    if own:
+        return max(1, min(most, free // needed))
     return max(1, min(most, int(free * MEMORY_SHARE) // (needed * max(runs, 1))))
