@@ -16,6 +16,7 @@ from geo_assets.events.records import TileUpdated
 from geo_assets.services import purging
 from geo_assets.services.dead_letters import now_ms
 from geo_assets.services.edit_stages import NONE, Stamps, stamps_in
+from geo_assets.services.event_ids import ids_in
 from geo_assets.tiles.tile import Tile
 from resources.event_log.protocol import LogUnavailable, NewRecord
 from resources.ledger.protocol import Duty, Owed
@@ -93,6 +94,9 @@ def announce(
     except LogUnavailable as fault:
         log.warning("announcements stay owed", rows=len(rows), error=str(fault))
         return 0
+    for row in rows:
+        if ids := ids_in(row.details):
+            log.debug("announced", tile=row.key, revision=row.revision, event_ids=ids)
     if stages is not None:
         stages.observe(stamps, "taken", "built", "committed", "announced")
     stack.ledger.pay([row.id for row in (*rows, *purged)])

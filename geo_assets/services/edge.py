@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import structlog
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -75,6 +76,8 @@ LOG_WAIT_S = 30.0
 
 _MAX_CRS = 2_000
 """Characters of X-Source-CRS: the longest WKT of a CRS in EPSG's register has about 1,800."""
+
+logger = structlog.get_logger()
 
 _JSON = ("application/json", "application/geo+json")
 _encode = msgspec.json.Encoder().encode
@@ -242,6 +245,7 @@ class _Edge:
         if outcome == "conflict":
             detail = "This webhook-id came before with another body. A changed body is a new message with a new id."
             raise ProblemError(409, "webhook-id", detail, field="webhook-id", value=facts.signed.webhook_id)
+        logger.debug("accepted", event_id=event_id, kind=facts.kind.name, source=facts.source.name, outcome=outcome)
         answer: dict[str, Any] = {"status": outcome, "event_id": event_id}
         if outcome == "queued":
             answer["received_ms"] = facts.received_ms

@@ -38,6 +38,7 @@ from geo_assets.services.dead_letters import now_ms, write_dead_letters
 from geo_assets.services.dirty import DirtyPlan
 from geo_assets.services.draining import PROCESS
 from geo_assets.services.edit_stages import StageHistograms, now_us, stamps_of
+from geo_assets.services.event_ids import told_ids
 from geo_assets.services.event_records import event_record, part_of
 from geo_assets.services.fence_features import follow_fence_layers, send_fences
 from geo_assets.services.hot_tiles import HotTiles
@@ -611,7 +612,11 @@ class Ingest:
                 EDITS.labels("dlq").inc(dead)
                 totals["dead_letters"] = totals.get("dead_letters", 0) + dead
             self._callbacks.tell(Told.of(outcome.record, outcome.counts, outcome.letters))
-        log.info("ingested", records=len(outcomes), **totals)
+        log.info("ingested", records=len(outcomes), event_ids=told_ids(map(_event_id, outcomes)), **totals)
+
+
+def _event_id(outcome: Outcome) -> str:
+    return outcome.record.headers.get(topics.HEADER_EVENT_ID, "")[:MAX_PART_ID]
 
 
 def is_heavy(record: Record) -> bool:
@@ -691,7 +696,7 @@ def run(settings: Settings, *, once: bool = False) -> None:
         pipeline = PipelineMetrics(lambda: Stack(settings))
         try:
             if once:
-                while ingest.run_once(timeout_s=2.0):
+                while not PROCESS.asked and ingest.run_once(timeout_s=2.0):
                     pass
                 return
             metrics = serve_metrics(REGISTRY, settings.host, settings.ingest_port, ready)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ from geo_assets.services.metrics_port import Readiness, serve_metrics
 from geo_assets.services.pool import WorkerPool, WorkersUnavailable
 from geo_assets.services.routing_lease import NAME as ROUTING
 from geo_assets_tests.running_platform import free_ports, until
+from geo_assets_tests.services.one_service import Service, service
 from geo_assets_tests.stacks import STACKS, environment_of, fields_of
 from geo_assets_tests.world import HERE, World, feature
 from resources.event_log.protocol import NewRecord
@@ -34,72 +33,6 @@ from resources.event_log.protocol import NewRecord
 pytestmark = pytest.mark.timeout(600)
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
-
-
-class Service:
-    """One service of a home, in a process group of its own."""
-
-    def __init__(self, name: str, home: Path, **environment: str) -> None:
-        self.name = name
-        ports = dict(zip(("EDGE", "TILES", "INGEST", "LIVE"), free_ports(4), strict=True))
-        self.port = ports.get(name.upper(), 0)
-        self.lines: list[str] = []
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "geo_assets.cli", name],
-            env={
-                **os.environ,
-                "GEO_ASSETS_HOME": str(home),
-                "GEO_ASSETS_INGEST_WORKERS": "1",
-                **{f"GEO_ASSETS_{each}_PORT": str(port) for each, port in ports.items()},
-                **environment,
-            },
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        self.lines.extend(line.rstrip() for line in self.process.stdout)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def status(self, path: str) -> int | None:
-        """Status of an answer; None where there is none."""
-        try:
-            return httpx.get(self.url + path, timeout=10, trust_env=False).status_code
-        except httpx.TransportError:
-            return None
-
-    def wait_until_ready(self) -> None:
-        def ready() -> bool:
-            assert self.process.poll() is None, "\n".join(self.lines)
-            return self.status("/readyz") == 200
-
-        until(ready, 180, f"{self.name} is ready", every=0.05)
-
-    def end(self, *, group: bool = False) -> None:
-        """Ask it to end; `group`: its worker processes with it, as systemd and a terminal do."""
-        (os.killpg if group else os.kill)(self.process.pid, signal.SIGTERM)
-
-    def exit_code(self) -> int:
-        return self.process.wait(120)
-
-
-@contextmanager
-def service(name: str, home: Path, **environment: str) -> Iterator[Service]:
-    one = Service(name, home, **environment)
-    try:
-        yield one
-    finally:
-        if one.process.poll() is None:
-            os.killpg(one.process.pid, signal.SIGKILL)
-            one.process.wait(10)
 
 
 @pytest.fixture(params=STACKS)

@@ -25,6 +25,7 @@ from geo_assets.services.build import Prepared, TileBuilder, TileResult
 from geo_assets.services.build_worker import BuildTask, Built
 from geo_assets.services.dead_letters import now_ms
 from geo_assets.services.edit_stages import NONE, Stamps, details_with, earliest, now_us, stamps_of
+from geo_assets.services.event_ids import DETAIL
 from geo_assets.services.lane import health, metrics
 from geo_assets.services.lane.health import Beat
 from geo_assets.services.lane.reading import HintReader
@@ -53,6 +54,9 @@ FILL = 0.5
 LARGEST_KEPT, MOST_KEPT = 1_000, 150_000
 """Vertices of the largest feature, and of all, of a tile that is built in the lane's own process when nothing is kept
 of it: a fifth of a second, once."""
+
+TOLD_EVENTS = 8
+"""Ids of events that are remembered of a tile, for the log and the details of its commit."""
 
 LEASE_S = 5.0
 """How long a tile is the lane's: a killed worker's tiles are free for the sensor within one of its ticks."""
@@ -138,6 +142,9 @@ class Lane:
         self._stamps: dict[str, Stamps] = {}
         """Of the edit behind each tile that waits longest for it; and of those that are in hand."""
         self._taken: dict[str, Stamps] = {}
+        self._events: dict[str, dict[str, None]] = {}
+        """Ids of events whose hints for a tile wait; and of those in hand, in `_building`. For the log."""
+        self._building: dict[str, list[str]] = {}
         self._later: list[tuple[float, str]] = []
         self._retries: Retries[str] = Retries()
         self._tries: dict[str, int] = {}
@@ -251,6 +258,9 @@ class Lane:
                 self._swept = min(self._swept, self._polled - SWEEP_S + SWEEP_AGE_MS / 1000)
             else:
                 keys.add(key)
+                waiting = self._events.setdefault(key, {})
+                if len(waiting) < TOLD_EVENTS and (event_id := record.headers.get(topics.HEADER_EVENT_ID)):
+                    waiting[event_id] = None
                 self._stamps[key] = earliest((stamps_of(record), self._stamps.get(key, NONE)))
         metrics.RECORDS.inc(len(records))
         for key in sorted(keys, key=lambda key: key.partition(":")[2]):
@@ -268,6 +278,8 @@ class Lane:
         self._queue.clear()
         self._stamps.clear()
         self._taken.clear()
+        self._events.clear()
+        self._building.clear()
         try:
             self._reader.again()
             if not self._jobs:
@@ -291,6 +303,8 @@ class Lane:
         for key in prepared.lost:
             self._note(key)
         for task in prepared.tasks:
+            if events := self._events.get(task.key):
+                self._building[task.key] = list(events)
             if task.key in self._stamps:
                 self._taken[task.key] = self._stamps[task.key].at("taken", taken_us)
             self._jobs[task.key] = self._budget.ask(
@@ -302,6 +316,7 @@ class Lane:
         for key in prepared.states:
             # What comes from here on is another edit's, which another build answers.
             self._stamps.pop(key, None)
+            self._events.pop(key, None)
         self._pump()
 
     def _cost(self, task: BuildTask) -> int:
@@ -387,12 +402,16 @@ class Lane:
 
     def _details(self, key: str, details: dict[str, Any]) -> dict[str, Any]:
         stamps = self._taken.get(key)
+        if events := self._building.get(key):
+            details = {**details, DETAIL: events}
         return details_with(NONE if stamps is None else stamps.at("built"), {**details, "by": "lane"})
 
     def _account(self, results: Iterable[TileResult]) -> None:
         for result in results:
             self._built += 1
             self._taken.pop(result.key, None)
+            events = self._building.pop(result.key, None)
+            log.debug("looked at", tile=result.key, outcome=result.outcome, event_ids=events or [])
             self._progress_ms = now_ms()
             metrics.TILES.labels(result.outcome).inc()
             if result.outcome == "failed":
