@@ -25,7 +25,7 @@ from deploy.lab.binary import binary
 from deploy.lab.faults import LabFault
 from deploy.lab.network import Network, free_network
 from deploy.lab.node.remains import clear
-from scripts.local_services.processes import Process, family, free_ports, lives, send, wait_until_gone
+from scripts.local_services.processes import Process, adopt, family, free_ports, lives, send, wait_until_gone
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,7 +34,7 @@ CONTROL_PLANE = ("etcd", "apiserver", "controllers", "scheduler")
 
 NODE = "node"
 
-_START_S = 90
+_START_S = 180
 """The API server alone needs 4 s on an idle machine."""
 
 
@@ -116,6 +116,7 @@ class Lab:
         """
         state = self._state()
         if lives(self._process(state, name)):
+            self._wait_ready(state, name)
             return
         if name == NODE:
             clear(self.folder / NODE)
@@ -126,10 +127,10 @@ class Lab:
             child = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=ROOT
             )
-        started = _named(child.pid)
+        started = adopt(child)
         state.processes[name] = (started.pid, started.started)
         self._write(state)
-        self._wait_ready(state, name, child)
+        self._wait_ready(state, name)
 
     def stop(self, name: str, *, hard: bool = False, seconds: float = 20) -> None:
         """End one process; kill it when it does not end in time. The node's pods end with it.
@@ -279,11 +280,11 @@ class Lab:
             ]  # fmt: skip
         raise LabFault(f"the lab has no {name}: {', '.join((*CONTROL_PLANE, NODE))}")
 
-    def _wait_ready(self, state: State, name: str, child: subprocess.Popen[bytes]) -> None:
+    def _wait_ready(self, state: State, name: str) -> None:
         deadline = time.monotonic() + _START_S
         while not self._ready(state, name):
-            if child.poll() is not None:
-                raise LabFault(f"{name} ended with {child.returncode}: {self.tail(name)}")
+            if not lives(self._process(state, name)):
+                raise LabFault(f"{name} ended: {self.tail(name)}")
             if time.monotonic() > deadline:
                 raise LabFault(f"{name} is not ready after {_START_S} s: {self.tail(name)}")
             time.sleep(0.1)
@@ -317,9 +318,3 @@ def _answers(url: str, context: ssl.SSLContext | None = None) -> bool:
             return answer.status == 200
     except (URLError, OSError):
         return False
-
-
-def _named(pid: int) -> Process:
-    from scripts.local_services.processes import _started
-
-    return Process(pid, _started(pid) or "")

@@ -87,6 +87,8 @@ class Running:
         self._pid = 0
         self._memory_cgroup: Path | None = None
         self._reaping = threading.Lock()
+        self._orphans: list[int] = []
+        """Commands whose runc was killed; this process is their parent now."""
         self.exit_code: int | None = None
         self.out_of_memory = False
 
@@ -105,7 +107,11 @@ class Running:
         )
         if mounted.returncode:
             raise RuntimeRefused(mounted.stderr.strip())
-        (self._folder / "config.json").write_text(json.dumps(self._specification()))
+        try:
+            (self._folder / "config.json").write_text(json.dumps(self._specification()))
+        except RuntimeRefused:
+            self.remove()
+            raise
         pid_file = self._folder / "pid"
         with open(self._log, "ab") as log:
             before = log.tell()
@@ -127,6 +133,16 @@ class Running:
     def poll(self) -> int | None:
         """Its exit code once it has ended, 128 more than the signal that ended it; None while it runs."""
         with self._reaping:
+            # While one of them waits to be reaped, the kernel lets no first process of its namespace end.
+            for orphan in list(self._orphans):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(orphan, signal.SIGKILL)
+                try:
+                    done, _ = os.waitpid(orphan, os.WNOHANG)
+                except ChildProcessError:
+                    done = orphan
+                if done:
+                    self._orphans.remove(orphan)
             if self.exit_code is None and self._pid:
                 try:
                     done, status = os.waitpid(self._pid, os.WNOHANG)
@@ -157,10 +173,17 @@ class Running:
             output, _ = child.communicate(timeout=timeout_s)
             return child.returncode, output[-500:]
         except subprocess.TimeoutExpired:
-            with contextlib.suppress(OSError, ValueError):
-                os.kill(int(pid_file.read_text()), signal.SIGKILL)
-            child.kill()
-            child.communicate()
+            # The command first: runc then sees its end and leaves nothing behind.
+            if (inside := _number_in(pid_file)) is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(inside, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.communicate(timeout=2)
+            if child.poll() is None:
+                child.kill()
+                child.communicate()
+                if (inside := _number_in(pid_file)) is not None:
+                    self._orphans.append(inside)
             return None, f"command timed out: {' '.join(command)[:200]}"
         finally:
             pid_file.unlink(missing_ok=True)
@@ -203,7 +226,7 @@ class Running:
             user={"uid": bundle.user, "gid": bundle.group, "additionalGids": bundle.groups},
             noNewPrivileges=bundle.no_new_privileges,
             capabilities=dict.fromkeys(("bounding", "effective", "permitted"), bundle.capabilities),
-            rlimits=[{"type": "RLIMIT_NOFILE", "hard": 65536, "soft": 65536}],
+            rlimits=[],
         )
         found["root"] = {"path": "rootfs", "readonly": bundle.read_only}
         found["hostname"] = bundle.hostname
@@ -232,6 +255,13 @@ class Running:
         if processors:
             resources["cpu"] = processors
         return resources
+
+
+def _number_in(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def _memory_cgroup(pid: int) -> Path | None:
