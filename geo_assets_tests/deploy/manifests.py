@@ -26,7 +26,15 @@ Object = dict[str, Any]
 
 @functools.cache
 def kustomize() -> tuple[str, ...]:
-    """The command that builds a kustomization: of kubectl from 1.27 on, of the lab, or kustomize 5 itself."""
+    """The command that builds a kustomization; the test is skipped where there is none."""
+    command = found()
+    if command is None:
+        missing("no kustomize 5 and no kubectl from 1.27 on (deploy/lab/lab build makes one)")
+    return command
+
+
+def found() -> tuple[str, ...] | None:
+    """The command of kubectl from 1.27 on, of the lab, or kustomize 5 itself; None where there is none of them."""
     kubectl = shutil.which("kubectl")
     if kubectl is not None:
         told = subprocess.run([kubectl, "version", "--client", "-o", "json"], capture_output=True, check=False)
@@ -36,9 +44,7 @@ def kustomize() -> tuple[str, ...]:
     if binary().exists():
         return (str(binary()), "kubectl", "kustomize")
     alone = shutil.which("kustomize") or shutil.which("kustomize", path=str(Path(sys.executable).parent))
-    if alone is None:
-        missing("no kustomize 5 and no kubectl from 1.27 on (deploy/lab/lab build makes one)")
-    return (alone, "build")
+    return None if alone is None else (alone, "build")
 
 
 def build(folder: Path) -> list[Object]:
@@ -91,3 +97,7 @@ def pods(objects: list[Object]) -> Iterator[tuple[str, str, Object]]:
             spec = spec["jobTemplate"]["spec"]
         if kind in ("Deployment", "StatefulSet", "Job", "CronJob"):
             yield kind, each["metadata"]["name"], spec["template"]
+
+
+if __name__ == "__main__":
+    sys.exit(found() is None)
