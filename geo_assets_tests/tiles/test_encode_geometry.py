@@ -83,6 +83,21 @@ SETTINGS = settings(max_examples=250, deadline=None, suppress_health_check=[Heal
 @example([shapely.Polygon([(0, 0), (9, 0), (9, 9), (5, 0), (0, 9)])], ONE_LAYER)
 @example([shapely.box(0, 0, 9, 9).difference(shapely.box(0, 3, 4, 6)), shapely.box(0, 0, 0.2, 4096)], ONE_LAYER)
 @example([shapely.Polygon([(0, 0), (90, 0), (90, 90), (0, 90)], [[(0, 0), (40, 5), (5, 40)]])], ONE_LAYER)
+# A mended polygon and the point or line at which it touches the buffered square: snapped, its parts share a side.
+@example(
+    [
+        shapely.MultiPolygon(
+            [
+                shapely.Polygon([(0.7, -291), (69.25, -295), (3.3, -64)]),
+                shapely.Polygon(
+                    [(-167, 1), (4096, 1), (18.75, 245.75), (289, 294.25)],
+                    [[(0, -1), (-1, 172.75), (0.7, -280.5), (-64, 222.25), (-64, -195.75)]],
+                ),
+            ]
+        )
+    ],
+    ONE_LAYER,
+)
 def test_whatever_comes_in_the_tile_keeps_the_specification(geometries: list[Any], layers: LayerSet):
     tiles = [
         TILE,

@@ -22,7 +22,7 @@ from geo_assets.tiles.encode.shapes import concatenate
 from geo_assets.tiles.encode.tags import ID_PROPERTY, parse
 from geo_assets.tiles.layers import LayerSet
 
-ENCODER_VERSION = "1"
+ENCODER_VERSION = "2"
 """Part of the recipe: raised with every change that can change a tile's bytes."""
 
 CHUNK_COORDINATES = 250_000

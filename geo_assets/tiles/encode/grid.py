@@ -335,7 +335,8 @@ def _snap(
         mended, errors = each(_mend, whole.take(bad).geometries())
         crossing = where(cut[bad] & (mended != None))  # noqa: E711 - elementwise
         if len(crossing):
-            mended[crossing], cut_errors = each(lambda these: geos.intersection(these, box), mended[crossing])
+            pieces, cut_errors = each(lambda these: geos.intersection(these, box), mended[crossing])
+            mended[crossing] = _areas(pieces)
             errors |= {int(crossing[position]): error for position, error in cut_errors.items()}
         geometries[bad] = mended
         faults += [(int(bad[position]), _reason("repair", error)) for position, error in errors.items()]
@@ -362,6 +363,19 @@ def _snapped(geometries: Geometries) -> tuple[Shapes, Ints]:
 def _mend(geometries: Geometries) -> Geometries:
     """Make polygons valid and nothing but polygons."""
     return geos.make_valid(geometries, method="structure", keep_collapsed=False)
+
+
+def _areas(geometries: Geometries) -> Geometries:
+    """What of each are polygons, as one geometry; None where nothing is.
+
+    In a collection, which is what a polygon and the line or point at which it touches the square are, the polygons may
+    share sides: what is asked to be valid, and snapped, is to be a multipolygon.
+    """
+    found: Geometries = np.full(len(geometries), None, dtype=object)
+    shapes, of = shapes_of(geometries, POLYGON)
+    if len(of):
+        found[of] = shapes.geometries()
+    return found
 
 
 def _settle(geometries: Geometries) -> Geometries:
