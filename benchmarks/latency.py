@@ -131,7 +131,7 @@ class City:
         before = shapely.from_geojson([json.dumps(feature["geometry"]) for feature, _, _ in made])
         # A few centimetres: what tile shows it does not change, and every tile of it does.
         after = shapely.transform(before, lambda points: points + np.array([3e-7, 2e-7]))
-        old, new = (_cover(geometry, self._reach) for geometry in (before, after))
+        old, new = (cover(geometry, self._reach) for geometry in (before, after))
         edits: list[Edit] = []
         for (feature, number, _), geometry, tiles in zip(
             made, after, [a | b for a, b in zip(old, new, strict=True)], strict=True
@@ -151,7 +151,8 @@ def _tiles_of(geometry: Any, zoom: int, reach: float) -> list[set[str]]:
     return _by_feature(found, len(geometry))
 
 
-def _cover(geometry: Any, reach: float) -> list[set[str]]:
+def cover(geometry: Any, reach: float) -> list[set[str]]:
+    """Tiles of all zooms that each geometry touches."""
     low, high = [min(ZOOMS)] * len(geometry), [max(ZOOMS)] * len(geometry)
     return _by_feature(covers(geometry, low, high, buffer=reach, cap=1_000), len(geometry))
 
@@ -234,8 +235,10 @@ class Load:
     """Why edits were not seen."""
 
 
-async def paced(platform: Platform, stack: Stack, run: str, edits: Sequence[Edit], rate: float) -> Load:
-    """Send each edit when it is due."""
+async def paced(
+    platform: Platform, stack: Stack, run: str, edits: Sequence[Edit], rate: float, *, drain_s: float = DRAIN_S
+) -> Load:
+    """Send each edit when it is due, and wait at most so long until everything is on the map."""
     pool = Pool(platform.edge_port)
     requests = [request(run, edit) for edit in edits]
     async with listening(platform.tiles_port) as listener:
@@ -252,7 +255,7 @@ async def paced(platform: Platform, stack: Stack, run: str, edits: Sequence[Edit
         await asyncio.gather(*tasks)
         seconds = time.perf_counter() - began
         spent = {name: (cpu - before.get(name, 0.0)) / seconds for name, cpu in cpu_seconds(platform).items()}
-        drained = await _quiet(stack, listener)
+        drained = await _quiet(stack, listener, drain_s)
         pool.close()
         return Load(list(edits), listener.events(), late, spent, drained)
 
@@ -284,9 +287,9 @@ async def _send(pool: Pool, edit: Edit, whole: bytes) -> None:
     edit.stamps = Stamps(received=edit.due, acknowledged=now_us())
 
 
-async def _quiet(stack: Stack, listener: Listener) -> bool:
+async def _quiet(stack: Stack, listener: Listener, drain_s: float = DRAIN_S) -> bool:
     """Whether everything is on the map in time."""
-    loop, deadline = asyncio.get_running_loop(), time.monotonic() + DRAIN_S
+    loop, deadline = asyncio.get_running_loop(), time.monotonic() + drain_s
     while time.monotonic() < deadline:
         counts = await loop.run_in_executor(None, stack.ledger.counts)
         behind = await loop.run_in_executor(None, _behind, stack)
@@ -315,18 +318,19 @@ def cpu_seconds(platform: Platform) -> dict[str, float]:
     for process in parents.values():
         with contextlib.suppress(psutil.Error):
             times = process.cpu_times()
-            found[_service(process, parents)] += times.user + times.system
+            found[service(process, parents)] += times.user + times.system
     return dict(found)
 
 
-def _service(process: psutil.Process, all_: Mapping[int, psutil.Process]) -> str:
+def service(process: psutil.Process, all_: Mapping[int, psutil.Process]) -> str:
+    """The service that a process is, or whose worker it is."""
     line = process.cmdline()
     if "geo_assets.cli" in line:
         return line[-1] if line[-1] in sampler.NAMES else "up"
     if any("dagster" in word or "catalog_reporter" in word for word in line):
         return "dagster"
     parent = all_.get(process.ppid())
-    return f"{_service(parent, all_).removesuffix(' workers')} workers" if parent is not None else "others"
+    return f"{service(parent, all_).removesuffix(' workers')} workers" if parent is not None else "others"
 
 
 # -- what became of it ---------------------------------------------------------------------------------------------
