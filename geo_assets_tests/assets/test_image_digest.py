@@ -38,34 +38,34 @@ def images_of(here: World) -> dict[str, object]:
     return {entry.partition: entry.metadata["image_digest"].value for entry in entries if entry is not None}
 
 
-def test_each_tile_that_a_run_built_names_the_image_in_its_object_and_in_its_materialization(
-    here: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put, written = here.stack.tiles.put, list[Mapping[str, str] | None]()
-    monkeypatch.setattr(
-        type(here.stack.tiles),
-        "put",
-        lambda _, name, data, metadata=None: (written.append(metadata), put(name, data, metadata=metadata)),
-    )
+def test_each_tile_that_a_run_built_names_the_image_in_its_materialization(here: World) -> None:
     here.hint(HERE.key)
     (request,) = tick(here.stack, here.instance).requests
 
     assert here.execute(request).success
 
     assert images_of(here) == {HERE.key: DIGEST}
-    (about,) = written
-    assert about is not None
-    assert about["image-digest"] == DIGEST
 
 
-def test_a_tile_that_the_fast_lane_built_names_the_lanes_image_whoever_tells_the_catalog(here: World) -> None:
+def test_a_tile_names_the_image_on_its_object_and_the_builders_own_whoever_tells_the_catalog(
+    here: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put, written = here.stack.tiles.put, list[Mapping[str, str] | None]()
+
+    def seen(_: object, name: str, data: bytes, *, metadata: Mapping[str, str] | None = None) -> object:
+        written.append(metadata)
+        return put(name, data, metadata=metadata)
+
+    monkeypatch.setattr(type(here.stack.tiles), "put", seen)
     here.ledger.mark([HERE.key])
     with TileBuilder(here.stack, "lane", inline=True) as builder:
         list(builder.build([HERE.key]))
 
+    (about,) = written
+    assert about is not None
+    assert about["image-digest"] == DIGEST
     (owed,) = here.ledger.owed("catalog", limit=10)
     entry = catalog.owed_materialization(owed, tiles_url="http://map", image_digest="sha256:of-the-reporter")
-
     assert entry.metadata["image_digest"].value == DIGEST
 
 
