@@ -49,9 +49,14 @@ def sweep(stack: Stack, quiet: outbox.QuietImports | None = None) -> dict[str, i
     )
 
 
-def enforce_retention(stack: Stack) -> dict[str, int]:
-    """Delete what is past its time; how much of each. A port that is away costs its own tasks alone."""
-    now = now_ms()
+def enforce_retention(stack: Stack, *, at_ms: int | None = None) -> dict[str, int]:
+    """Delete what is past its time; how much of each. A port that is away costs its own tasks alone.
+
+    Args:
+        stack: The ports.
+        at_ms: The moment that counts as now, milliseconds since the epoch, UTC. Guard keys go by their server's clock.
+    """
+    now = now_ms() if at_ms is None else at_ms
     kept_ms = 2 * stack.settings.retention_s * 1000
 
     def features() -> int:
@@ -60,7 +65,7 @@ def enforce_retention(stack: Stack) -> dict[str, int]:
 
     return _each(
         {
-            "records": lambda: sum(stack.log.enforce_retention().values()),
+            "records": lambda: sum(stack.log.enforce_retention(now).values()),
             "objects": lambda: garbage.collect_objects(stack, now_ms=now),
             "unfinished tilesets": lambda: sweep_all(stack, grace_ms=int(stack.settings.garbage_grace_s * 1000)),
             "bodies": lambda: garbage.collect_inbox(stack, now_ms=now),
