@@ -102,7 +102,7 @@ class Platform:
     def text(self) -> str:
         return "\n".join(self.lines)
 
-    def wait_until_up(self, seconds: float = 240) -> None:
+    def wait_until_up(self, seconds: float = 600) -> None:
         def up() -> bool:
             assert self.process is not None
             assert self.process.poll() is None, f"geo-assets up ended:\n{self.text}"
