@@ -99,6 +99,27 @@ def test_a_client_resumes_where_it_stopped_and_hears_the_newest_of_each_tile_onc
     assert again.silent()
 
 
+def test_an_old_announcement_that_came_late_is_not_told_to_a_client_that_resumes(
+    world: TileWorld, client: httpx.Client
+) -> None:
+    first = Stream(client).started()
+    for number in range(3):
+        world.publish(ROW[0], b"version %d" % number)
+    assert [event.body["revision"] for event in first.changes(3)] == [1, 2, 3]
+    late = b'{"z":%d,"x":%d,"y":%d,"hash":"ab","revision":2}' % (ROW[0].z, ROW[0].x, ROW[0].y)
+    world.log.append([NewRecord(topics.TILE_UPDATED, ROW[0].key, late)])
+    world.publish(ROW[1], b"missed")
+    first.changes(1)
+    again = Stream(client, resume=first.id)
+    world.publish(ROW[2], b"live")
+    assert [event.tile for event in again.changes(1)] == [ROW[2].path]
+
+    begun = Stream(client).started().id
+    world.log.append([NewRecord(topics.TILE_UPDATED, ROW[0].key, late)])
+    world.publish(ROW[3], b"missed")
+    assert [event.tile for event in Stream(client, resume=begun).changes(1)] == [ROW[3].path]
+
+
 def test_the_resume_point_may_stand_in_the_url_and_the_header_wins(world: TileWorld, client: httpx.Client) -> None:
     stream = Stream(client).started()
     start = stream.id

@@ -418,7 +418,9 @@ class ChangeHub:
     def _replay(self, ranges: Mapping[int, tuple[int, int]], wanted: Filter) -> list[bytes]:
         """The newest change of every wanted tile in these offsets.
 
-        They carry no id: until all of them are sent, the point to resume from is the one the client has.
+        They carry no id: until all of them are sent, the point to resume from is the one the client has. One below what
+        was told of its tile already is an old announcement that came late: the newer one was before these offsets, is
+        among them, or comes live.
         """
         newest: dict[tuple[int, int, int], _Announced] = {}
         for partition, (offset, end) in ranges.items():
@@ -437,7 +439,12 @@ class ChangeHub:
                         newest[told.z, told.x, told.y] = told
                 self._metrics.replayed.inc(len(records))
                 offset = records[-1].offset + 1
-        return [_tile_event(told, None) for told in newest.values()]
+        return [
+            _tile_event(told, None)
+            for tile, told in newest.items()
+            # A look at what the event loop's thread writes: at worst a late one is passed on, which clients ignore.
+            if told.revision >= self._told.get(tile, 0)
+        ]
 
     # -- the reader --------------------------------------------------------------------------------------------------
     def _read_for_ever(self, placed: asyncio.Event) -> None:
