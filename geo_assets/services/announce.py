@@ -34,16 +34,19 @@ PURGE_PAGE = 1_000
 """Purges between two payments: a second's worth."""
 
 
-def passed(row: Owed) -> Stamps:
+def passed(row: Owed, committed_us: int = 0) -> Stamps:
     """The stages that the edit behind a commit passed, up to this announcement of it; `NONE` where nobody stamped it.
 
-    The ledger's own time of the commit counts in milliseconds: it is not before what was stamped ahead of it.
+    Args:
+        row: The announce duty of the commit.
+        committed_us: When the commit was durable, where the caller made it. Else the ledger's own time counts, of when
+            the transaction began, in milliseconds: it is not before what was stamped ahead of it.
     """
     stamps = stamps_in(row.details)
     if stamps == NONE:
         return NONE
     if not stamps.committed:
-        stamps = stamps.at("committed", max(stamps.built, stamps.taken, row.built_at_ms * 1_000))
+        stamps = stamps.at("committed", committed_us or max(stamps.built, stamps.taken, row.built_at_ms * 1_000))
     return stamps.at("announced")
 
 
@@ -73,7 +76,12 @@ def _record(row: Owed, stamps: Stamps, *, again: bool = False) -> NewRecord:
 
 
 def announce(
-    stack: Stack, rows: Sequence[Owed], *, purged: Sequence[Owed] = (), stages: StageHistograms | None = None
+    stack: Stack,
+    rows: Sequence[Owed],
+    *,
+    purged: Sequence[Owed] = (),
+    stages: StageHistograms | None = None,
+    committed_us: int = 0,
 ) -> int:
     """Announce these commits and pay the rows. A log that cannot take them leaves them owed.
 
@@ -82,13 +90,14 @@ def announce(
         rows: Announce duties.
         purged: Purge duties of the same commits that were seen to; paid in the same transaction.
         stages: Where to note how long the stages from `taken` to `announced` took.
+        committed_us: As for `passed`.
 
     Returns:
         How many commits were announced.
     """
     if not rows:
         return 0
-    stamps = [passed(row) for row in rows]
+    stamps = [passed(row, committed_us) for row in rows]
     try:
         stack.log.append([_record(row, one) for row, one in zip(rows, stamps, strict=True)])
     except LogUnavailable as fault:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -20,6 +20,7 @@ from geo_assets.events.dead_letter import DeadLetter
 from geo_assets.services import announce, build_worker, encoding, engines, purging, throughput
 from geo_assets.services.build_worker import BuildTask, Built, Step
 from geo_assets.services.dead_letters import now_ms, write_dead_letters
+from geo_assets.services.edit_stages import now_us
 from geo_assets.services.encoding import Shown
 from geo_assets.services.following import Follower
 from geo_assets.services.pool import TaskFailed, WorkerPool
@@ -74,16 +75,18 @@ class TileResult:
 def weigh(stack: Stack, keys: Sequence[str]) -> tuple[list[str], np.ndarray]:
     """What a build of these tiles would find: work key and vertices of each, from one query."""
     digests = stack.features.digests(build_worker.boxes_of(keys, stack.layers))
-    work_keys = _work_keys(stack, keys, digests.pair_tile, digests.pair_digest)
+    work_keys, _ = _work_keys(stack, keys, digests.pair_tile, digests.pair_digest)
     vertices = np.bincount(digests.pair_tile, weights=digests.pair_vertices, minlength=len(keys)).astype(np.int64)
     return work_keys, vertices
 
 
-def _work_keys(stack: Stack, keys: Sequence[str], pair_tile: np.ndarray, pair_digest: np.ndarray) -> list[str]:
-    """Work keys of tiles that show features of these digests."""
+def _work_keys(
+    stack: Stack, keys: Sequence[str], pair_tile: np.ndarray, pair_digest: np.ndarray
+) -> tuple[list[str], list[str]]:
+    """Work keys of tiles that show features of these digests, and the source digests that they are made of."""
     recipe = current_recipe(stack.layers, engines.version(stack))
     sources = workkey.source_digests(len(keys), pair_tile, pair_digest)
-    return [workkey.work_key(key, digest, recipe) for key, digest in zip(keys, sources, strict=True)]
+    return [workkey.work_key(key, digest, recipe) for key, digest in zip(keys, sources, strict=True)], sources
 
 
 @dataclass(slots=True)
@@ -261,7 +264,9 @@ class TileBuilder:
         else:
             shown = self._follower.shown(keys, anew)
         pair_tile = np.arange(len(keys)).repeat([len(each.number) for each in shown])
-        return _work_keys(self.stack, keys, pair_tile, np.concatenate([each.digest for each in shown])), shown
+        pair_digest = np.concatenate([each.digest for each in shown])
+        work_keys, sources = _work_keys(self.stack, keys, pair_tile, pair_digest)
+        return work_keys, [replace(each, source_digest=one) for each, one in zip(shown, sources, strict=True)]
 
     def _encode(self, tasks: list[BuildTask]) -> Iterator[tuple[Sequence[BuildTask], Sequence[Built | TaskFailed]]]:
         """Chunks of tasks with their results, as they come."""
@@ -340,6 +345,7 @@ class TileBuilder:
         for key in commits:
             self._step("commit", key)
         owed = self.stack.ledger.commit([commit for commit, _ in commits.values()])
+        committed_us = now_us()
         purges = [row for rows in owed.values() for row in rows if row.duty == "purge"]
         for row in purges:
             self._step("purge", row.key)
@@ -349,7 +355,7 @@ class TileBuilder:
         for key in owed:
             self._step("announce", key)
         announcements = [row for rows in owed.values() for row in rows if row.duty == "announce"]
-        announce.announce(self.stack, announcements, purged=forgotten, stages=self._stages)
+        announce.announce(self.stack, announcements, purged=forgotten, stages=self._stages, committed_us=committed_us)
         for key, (commit, built) in commits.items():
             if key not in owed:
                 lost.append(key)

@@ -48,6 +48,8 @@ class Shown:
     vertices: int
     data_time_ms: int
     """Newest of the event times, 0 where there is none."""
+    source_digest: str = ""
+    """Of these digests, where it is known already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +158,11 @@ def again(
         changes = _changes(stack, kept, known, tiles)
         for number, features in changes.items():
             encoded = _assembled(stack, features, tiles[number], cache, recipe)
-            digests = features.digests()
-            (digest,) = workkey.source_digests(1, np.zeros(len(digests), np.int64), digests)
+            # What it is made of is what was matched: exactly what the tile shows.
+            digest = known[number].source_digest
+            if not digest:
+                digests = features.digests()
+                (digest,) = workkey.source_digests(1, np.zeros(len(digests), np.int64), digests)
             made[number] = Made(encoded, digest, known[number].vertices, known[number].data_time_ms)
     rest = [number for number in range(len(tiles)) if number not in made]
     if rest:

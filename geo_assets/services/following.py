@@ -28,6 +28,9 @@ FOLLOWED_FROM = 200
 CHANGES_REMEMBERED = 1_000
 """Features whose last change is remembered: of tiles that are looked at less often, the digests are asked for."""
 
+FEW_CHANGES = 16
+"""Changes up to which each is looked for by itself."""
+
 FOLLOWED_TIMES = 500
 """How often a tile is followed before its digests are asked for again: nothing that a log missed stays for good."""
 
@@ -169,26 +172,40 @@ def _by_digest(shown: Shown) -> Shown:
 
 def _exchanged(shown: Shown, changes: Changes, new: np.ndarray, box: TileBox) -> Shown:
     """What the tile shows after some of the changes: what changed leaves it, and comes back if it shows there."""
-    stay = ~np.isin(shown.number, changes.number[new])
-    west, south, east, north = changes.box.T
-    here = np.flatnonzero(
-        new & changes.shows
-        & (changes.zooms[:, 0] <= box.zoom) & (changes.zooms[:, 1] >= box.zoom)
+    index = np.flatnonzero(new)
+    stay = np.ones(len(shown.number), np.bool_)
+    if len(index) <= FEW_CHANGES:
+        for number in changes.number[index].tolist():
+            stay &= shown.number != number
+    else:
+        stay = ~np.isin(shown.number, changes.number[index])
+    zooms, (west, south, east, north) = changes.zooms[index], changes.box[index].T
+    here = index[
+        changes.shows[index]
+        & (zooms[:, 0] <= box.zoom) & (zooms[:, 1] >= box.zoom)
         & (west <= box.east) & (east >= box.west) & (south <= box.north) & (north >= box.south)
-    )  # fmt: skip
-    if stay.all() and not len(here):
+    ]  # fmt: skip
+    left = np.flatnonzero(stay)
+    if len(left) == len(stay) and not len(here):
         return shown
-    vertices = np.concatenate([shown.vertices_each[stay], changes.vertices[here]])
-    time_ms = np.concatenate([shown.time_each[stay], changes.time_ms[here]])
-    return _by_digest(
-        Shown(
-            digest=np.concatenate([shown.digest[stay], changes.digest[here]]),
-            number=np.concatenate([shown.number[stay], changes.number[here]]),
-            vertices_each=vertices,
-            time_each=time_ms,
-            vertices=int(vertices.sum()),
-            data_time_ms=int(time_ms.max(initial=0)),
-        )
+    # What is left is in order: each of the few others is put into its place.
+    come = halves(changes.digest[here])[0]
+    order = come.argsort(kind="stable")
+    here = here[order]
+    place = halves(shown.digest)[0][left].searchsorted(come[order])
+    index = np.insert(left, place, len(stay) + np.arange(len(here)))
+
+    def column(ours: np.ndarray, others: np.ndarray) -> np.ndarray:
+        return np.concatenate([ours, others[here]])[index]
+
+    vertices, time_ms = column(shown.vertices_each, changes.vertices), column(shown.time_each, changes.time_ms)
+    return Shown(
+        digest=column(shown.digest, changes.digest),
+        number=column(shown.number, changes.number),
+        vertices_each=vertices,
+        time_each=time_ms,
+        vertices=int(vertices.sum()),
+        data_time_ms=int(time_ms.max(initial=0)),
     )
 
 

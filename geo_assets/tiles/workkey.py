@@ -143,6 +143,10 @@ def _order(
     tiles: npt.NDArray[np.int64], high: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64], count: int
 ) -> npt.NDArray[np.int64]:
     """The order by tile, then by digest, of which `high` and `low` are the first and last eight bytes."""
+    # Who follows what a tile shows keeps it in order.
+    same = tiles[1:] == tiles[:-1]
+    if ((tiles[1:] > tiles[:-1]) | (same & (high[1:] > high[:-1]))).all():
+        return np.arange(len(tiles))
     # The first half almost always decides, and tiles below 2^16 sort by radix: a third of the time of a full lexsort.
     order = np.argsort(high)
     by_tile = tiles[order].astype(np.uint16) if count <= 1 << 16 else tiles[order]

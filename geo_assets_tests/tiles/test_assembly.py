@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -161,6 +162,40 @@ def test_rule_6_a_tile_put_together_after_any_edits_has_the_bytes_of_a_full_buil
         assert len(kept) == len(now)
         assert sorted(map(bytes, kept.digests())) == sorted(each.digest for each in now)
         event(f"encoded {new} of {len(now)}, left out {len(got.left_out) > 0}")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rule_6_edits_that_move_numbers_over_the_bounds_of_their_bytes_give_the_bytes_of_a_full_build(
+    seed: int,
+) -> None:
+    chance = random.Random(seed)
+
+    def value() -> Any:
+        return chance.choice([chance.randrange(500), f"text {chance.randrange(200)}", chance.random() < 0.5, None])
+
+    def attributes() -> dict[str, Any]:
+        return {key: value() for key in chance.sample("abcdefghijkl", chance.randrange(6))}
+
+    def one(number: int) -> Row:
+        name = number if number % 3 else f"id {number}"
+        return row(name, properties=attributes(), layer=chance.choice("ab"), source=chance.choice(["one", "two"]))
+
+    rows = {number: one(number) for number in range(240)}
+    kept: EncodedFeatures | None = None
+    for step in range(60):
+        got, kept, _ = rebuilt(kept, list(rows.values()), TILE)
+        assert got == fully(list(rows.values()), TILE)
+        for number in chance.sample(range(240), chance.choice([1, 1, 1, 2, 5, 20])):
+            before = rows.get(number)
+            if before is None or step % 7 == 6:
+                rows[number] = one(number)
+            elif step % 11 == 10 and len(rows) > 200:
+                del rows[number]
+            else:
+                # As most edits are: the same feature with other attributes.
+                rows[number] = before._replace(properties=json.dumps(attributes()))
+    assert kept is not None
+    assert max(kept.value_number) > 127
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))

@@ -65,6 +65,10 @@ IDLE_POLL_S = 0.25
 BUSY_POLL_S = 0.005
 """Longest wait for records, without and with tiles that are being built in other processes."""
 
+ALONE_S = 0.001
+"""Longest that hints gather when the turn before had nothing to build: those of one edit may come from several
+partitions, and nothing else is about to."""
+
 SWEEP_S = 1.0
 """Between two looks for what is dirty and in nobody's hands: marks that others raised, and what a killed worker had."""
 
@@ -154,6 +158,8 @@ class Lane:
         self._progress_ms = now_ms()
         self._beaten = self._swept = self._renewed = float("-inf")
         self._polled = clock()
+        self._busy = False
+        """Whether the last turn had something to build."""
         self._gaps: list[tuple[float, float]] = []
 
     @property
@@ -211,11 +217,13 @@ class Lane:
         self._due()
         if timeout_s is None:
             timeout_s = 0.0 if self._queue else BUSY_POLL_S if self._jobs else self._until_due()
-        if self._listen(timeout_s) and self._coalesce_s:
-            until = self._clock() + self._coalesce_s
+        gather_s = self._coalesce_s if self._busy else min(self._coalesce_s, ALONE_S)
+        if self._listen(timeout_s) and gather_s:
+            until = self._clock() + gather_s
             while (left := until - self._clock()) > 0:
                 if not self._listen(left):
                     break
+        self._busy = bool(self._queue)
         if self._queue:
             started = self._clock()
             self._work()

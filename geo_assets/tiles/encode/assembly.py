@@ -10,19 +10,20 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from geo_assets.tiles.encode import CHUNK_COORDINATES
-from geo_assets.tiles.encode.framing import bodies, heads, layer_message, tables
+from geo_assets.tiles.encode.framing import bodies, heads, layer_message
 from geo_assets.tiles.encode.grid import Draw, draw
-from geo_assets.tiles.encode.ragged import Bools, Ints, offsets, spread, sums, where
+from geo_assets.tiles.encode.ragged import Bools, Ints, offsets, spread, where
 from geo_assets.tiles.encode.records import EncodedTile, LeftOut, TileFeatures, in_order
 from geo_assets.tiles.encode.rows import Rows
 from geo_assets.tiles.encode.tags import key_field, place_of_value
-from geo_assets.tiles.encode.varint import Bytes, Unsigned, sizes
+from geo_assets.tiles.encode.varint import Bytes, Unsigned
 from geo_assets.tiles.layers import LayerSet
 from geo_assets.tiles.tile import Tile
 
@@ -68,6 +69,41 @@ class _Runs:
         if len(self.begin) > _MOST_RUNS:
             return array[spread(self.begin, self.end - self.begin)]
         return np.concatenate([array[:0], *(array[first:last] for first, last in self.pairs())])
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    """Runs of something in which those of a few items stand in the place of others."""
+
+    pieces: tuple[tuple[int, int, int, int], ...]
+    """Begin and end of what stays before each place, begin and end of what comes there."""
+    rest: int
+    """Where what stays behind the last place begins."""
+
+    @classmethod
+    def of(cls, places: Sequence[int], bounds: Ints, more_bounds: Ints) -> Self:
+        """Of items by their place, whose runs lie between bounds: each of the others comes into one place."""
+        at = 0
+        pieces: list[tuple[int, int, int, int]] = []
+        more: list[int] = more_bounds.tolist()
+        for number, place in enumerate(places):
+            pieces.append((at, int(bounds[place]), more[number], more[number + 1]))
+            at = int(bounds[place + 1])
+        return cls(tuple(pieces), at)
+
+    def joined(self, ours: bytes, more: bytes) -> bytes:
+        """Bytes so exchanged."""
+        parts: list[bytes] = []
+        for first, last, begin, end in self.pieces:
+            parts += (ours[first:last], more[begin:end])
+        return b"".join((*parts, ours[self.rest :]))
+
+    def arrays(self, ours: npt.NDArray[Any], more: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Arrays so exchanged."""
+        parts: list[npt.NDArray[Any]] = []
+        for first, last, begin, end in self.pieces:
+            parts += (ours[first:last], more[begin:end])
+        return np.concatenate((*parts, ours[self.rest :]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +229,9 @@ class EncodedFeatures:
         """
         if keep.all() and not len(more):
             return self
+        exchanged = self._exchanged(keep, more)
+        if exchanged is not None:
+            return exchanged
         feature, high, low = self._features(keep, more)
         count = len(self)
         left_out = [(int(feature[of]), left) for of, left in self.left_out if keep[of]]
@@ -246,6 +285,66 @@ class EncodedFeatures:
             fields=self.fields if origin is None else self.fields.followed_by(more.fields).take(_Runs.of(origin)),
         )
 
+    def _exchanged(self, keep: Bools, more: Self) -> Self | None:
+        """The same where each item that comes takes the place of one that goes, as when features were edited.
+
+        Nothing moves then but what stands behind the places themselves. None where it is not so.
+        """
+        count, few = len(more.layer), not self.left_out and not more.left_out and len(more.layer) <= _FEW_NEW
+        if not few:
+            return None
+        gone = where(~keep[self.feature])
+        if not count or len(gone) != count:
+            return None
+        source, text = _places(self.sources, more.sources), _places(self.texts, more.texts)
+        if source is None or text is None:
+            return None
+        text = np.concatenate([np.zeros(1, np.int32), text + np.int32(1)])
+        if not (
+            (self.layer[gone] == more.layer).all()
+            and (self.id[gone] == more.id).all()
+            and (self.source[gone] == source[more.source]).all()
+            and (self.text[gone] == text[more.text]).all()
+        ):
+            return None
+        number, high, low = self._features(keep, more)
+        feature = number[self.feature]
+        feature[gone] = number[len(self) + more.feature]
+        places: list[int] = gone.tolist()
+        of_items = _Exchange.of(places, self.written.bounds, more.written.bounds)
+        tag_bounds = offsets(self.tag_counts)
+        of_tags = _Exchange.of(places, tag_bounds, offsets(more.tag_counts))
+        old_tags = spread(tag_bounds[gone], self.tag_counts[gone].astype(np.int64))
+        names, key, more_key, _ = _exchanged_table(self.names, more.names, self.key, more.key, old_tags)
+        values, value, more_value, origin = _exchanged_table(
+            self.values, more.values, self.value, more.value, old_tags, place_of_value
+        )
+        lengths = self.written.bounds[1:] - self.written.bounds[:-1]
+        lengths[gone] = more.written.bounds[1:] - more.written.bounds[:-1]
+
+        def with_more(name: str) -> npt.NDArray[Any]:
+            array = getattr(self, name).copy()
+            array[gone] = getattr(more, name)
+            return array
+
+        return replace(
+            self,
+            high=high,
+            low=low,
+            feature=feature.astype(np.int32),
+            box=with_more("box"),
+            body_bytes=with_more("body_bytes"),
+            written=Strings(of_items.joined(self.written.data, more.written.data), offsets(lengths)),
+            tag_counts=with_more("tag_counts"),
+            key=of_tags.arrays(key, more_key),
+            value=of_tags.arrays(value, more_value),
+            key_number=of_tags.arrays(self.key_number, more.key_number),
+            value_number=of_tags.arrays(self.value_number, more.value_number),
+            names=names,
+            values=values,
+            fields=self.fields if origin is None else self.fields.followed_by(more.fields).take(_Runs.of(origin)),
+        )
+
     def _features(self, keep: Bools, more: Self) -> tuple[Ints, Unsigned, Unsigned]:
         """New numbers of these features and the others behind them (-1 for those that go), and all digests in order."""
         left = np.concatenate([where(keep), np.arange(len(self), len(self) + len(more))])
@@ -266,35 +365,24 @@ class EncodedFeatures:
             The tile, and the same features, which know now how they are written.
         """
         step = len(layers.names)
-        counts = self.tag_counts.astype(np.int64)
-        group = self.layer.astype(np.int64).repeat(counts)
-        key, keys, key_bounds = tables(group, self.key.astype(np.int64), step, len(self.names))
-        value, values, value_bounds = tables(group, self.value.astype(np.int64), step, len(self.values))
-        key_number, value_number = key.astype(np.int32), value.astype(np.int32)
-        tag_bounds = offsets(counts)
-        other = (key_number != self.key_number) | (value_number != self.value_number)
-        lengths = self.written.bounds[1:] - self.written.bounds[:-1]
-        stale = where((lengths == self.body_bytes) | (sums(other, tag_bounds) > 0))
-        written = self.written
-        if len(stale):
-            tag = spread(tag_bounds[stale], counts[stale])
-            patched, done = self._patched(stale, offsets(counts[stale]), tag, key, value)
-            if not done.all():
-                stale, whole = stale[~done], (~done).repeat(counts[stale])
-                patched = self._rewritten(patched, stale, lengths, counts[stale], key[tag[whole]], value[tag[whole]])
-            written = patched
+        tag_bounds = offsets(self.tag_counts)
+        items: list[int] = self.layer.searchsorted(np.arange(step + 1)).tolist()
+        of_layers: list[int] = tag_bounds[items].tolist()
+        key_number, keys = _numbered(self.key, of_layers, len(self.names))
+        value_number, values = _numbered(self.value, of_layers, len(self.values))
+        written = self._written(tag_bounds, key_number, value_number)
         messages: list[bytes] = []
-        ends: list[int] = written.bounds[self.layer.searchsorted(np.arange(step + 1))].tolist()
+        ends: list[int] = written.bounds[items].tolist()
         for number, name in enumerate(layers.names):
             if ends[number] == ends[number + 1]:
                 continue
-            used: list[int] = keys[key_bounds[number] : key_bounds[number + 1]].tolist()
+            used: list[int] = keys[number].tolist()
             messages.append(
                 layer_message(
                     name.encode(),
                     written.data[ends[number] : ends[number + 1]],
                     b"".join([key_field(self.names[place]) for place in used]),
-                    self.fields.take(_Runs.of(values[value_bounds[number] : value_bounds[number + 1]])).data,
+                    self.fields.take(_Runs.of(values[number])).data,
                     layers.extent,
                 )
             )
@@ -303,39 +391,46 @@ class EncodedFeatures:
         )
         return encoded, replace(self, written=written, key_number=key_number, value_number=value_number)
 
-    def _patched(self, stale: Ints, bounds: Ints, tag: Ints, key: Unsigned, value: Unsigned) -> tuple[Strings, Bools]:
-        """The items as they are written, with other numbers of tags where those take as many bytes as the old ones.
+    def _written(self, tag_bounds: Ints, key: Numbers, value: Numbers) -> Strings:
+        """The items as they are written with these numbers of keys and values (all tags).
 
-        Args:
-            stale: Items of which some number is another.
-            bounds: (stale + 1) where the tags of each begin in `tag`.
-            tag: Their tags.
-            key: (all tags) numbers of keys.
-            value: (all tags) numbers of values.
-
-        Returns:
-            The items, and which of those that are stale are done.
+        Most edits move numbers without changing how many bytes they take: those are put over the old ones. Items that
+        were never written, and those in which a number takes more or fewer bytes, get other heads.
         """
-        old_key, old_value = self.key_number[tag].astype(np.uint64), self.value_number[tag].astype(np.uint64)
-        new_key, new_value = key[tag], value[tag]
-        key_bytes, value_bytes = sizes(new_key), sizes(new_value)
-        alike = (sizes(old_key) == key_bytes) & (sizes(old_value) == value_bytes)
-        ends = self.written.bounds[stale + 1] - self.body_bytes[stale]
-        done = (ends > self.written.bounds[stale]) & (sums(~alike, bounds) == 0)
-        if not done.any():
-            return self.written, done
-        # The tags of an item end where its body begins.
-        tag_ends = (key_bytes + value_bytes).cumsum()
-        last = offsets(key_bytes + value_bytes)[bounds[1:]]
-        at = tag_ends + (ends - last).repeat(bounds[1:] - bounds[:-1])
-        of_done = done.repeat(bounds[1:] - bounds[:-1])
-        data = np.frombuffer(self.written.data, np.uint8).copy()
-        of_values = where(of_done & (new_value != old_value))
-        _overwrite(data, at[of_values] - value_bytes[of_values], new_value[of_values], value_bytes[of_values])
-        of_keys = where(of_done & (new_key != old_key))
-        before = value_bytes[of_keys] + key_bytes[of_keys]
-        _overwrite(data, at[of_keys] - before, new_key[of_keys], key_bytes[of_keys])
-        return Strings(data.tobytes(), self.written.bounds), done
+        bounds = self.written.bounds
+        lengths = bounds[1:] - bounds[:-1]
+        again = lengths == self.body_bytes
+        other = (key != self.key_number) | (value != self.value_number)
+        written = self.written
+        moved = where(other)
+        if len(moved):
+            # The tags of an item end where its body begins.
+            old_bytes = _sizes(self.key_number) + _sizes(self.value_number)
+            new_key, new_value = key[moved], value[moved]
+            key_bytes, value_bytes = _sizes(new_key), _sizes(new_value)
+            resized = (_sizes(self.key_number[moved]) != key_bytes) | (_sizes(self.value_number[moved]) != value_bytes)
+            tag_ends = offsets(old_bytes)
+            begin = bounds[1:] - self.body_bytes - tag_ends[tag_bounds[1:]]
+            item = np.arange(len(lengths)).repeat(self.tag_counts)[moved]
+            again[item[resized]] = True
+            fits = where(~again[item])
+            if len(fits):
+                at = tag_ends[moved[fits] + 1] + begin[item[fits]]
+                data = np.frombuffer(written.data, np.uint8).copy()
+                _overwrite(data, at - value_bytes[fits], new_value[fits], value_bytes[fits])
+                of_keys = fits[new_key[fits] != self.key_number[moved[fits]]]
+                if len(of_keys):
+                    at = tag_ends[moved[of_keys] + 1] + begin[item[of_keys]]
+                    before = value_bytes[of_keys].astype(np.int64) + key_bytes[of_keys]
+                    _overwrite(data, at - before, new_key[of_keys], key_bytes[of_keys])
+                written = Strings(data.tobytes(), bounds)
+        stale = where(again)
+        if not len(stale):
+            return written
+        counts = self.tag_counts[stale].astype(np.int64)
+        tag = spread(tag_bounds[stale], counts)
+        numbers = key[tag].astype(np.uint64), value[tag].astype(np.uint64)
+        return self._rewritten(written, stale, lengths, counts, *numbers)
 
     def _rewritten(
         self, written: Strings, stale: Ints, lengths: Ints, counts: Ints, key: Unsigned, value: Unsigned
@@ -476,12 +571,45 @@ def _small(value: Any) -> Any:
     return _bytes(value) if isinstance(value, str) else value
 
 
-def _overwrite(data: Bytes, at: Ints, values: Unsigned, lengths: Ints) -> None:
+def _overwrite(data: Bytes, at: Ints, values: Numbers, lengths: Bytes) -> None:
     """Write numbers as varints into bytes, each as long as the one that stands there."""
     for byte in range(int(lengths.max(initial=0))):
-        has = where(lengths > byte)
-        low = (values[has] >> np.uint64(7 * byte)).astype(np.uint8) & np.uint8(0x7F)
-        data[at[has] + byte] = low | ((lengths[has] > byte + 1).view(np.uint8) << np.uint8(7))
+        if byte:
+            has = where(lengths > byte)
+            at, values, lengths = at[has], values[has], lengths[has]
+        low = (values >> (7 * byte)).astype(np.uint8) & np.uint8(0x7F)
+        data[at + byte] = low | ((lengths > byte + 1).view(np.uint8) << np.uint8(7))
+
+
+def _sizes(numbers: Numbers) -> Bytes:
+    """Bytes that each number takes as a varint; those that are not numbers yet (-1) take one."""
+    result = (numbers >= 1 << 7).view(np.uint8) + np.uint8(1)
+    if int(numbers.max(initial=0)) >= 1 << 14:
+        for bits in (14, 21, 28):
+            result += (numbers >= 1 << bits).view(np.uint8)
+    return result
+
+
+def _numbered(code: Numbers, bounds: Sequence[int], codes: int) -> tuple[Numbers, list[Ints]]:
+    """Tables of the codes in use by layer, ascending: the number of each tag's code in its table, and the tables.
+
+    Args:
+        code: (tags) code of the key or value.
+        bounds: (layers + 1) where the tags of each layer begin.
+        codes: How many codes there are.
+    """
+    number = np.empty(len(code), np.int32)
+    result: list[Ints] = []
+    for first, last in pairwise(bounds):
+        used = np.zeros(codes, np.bool_)
+        own = code[first:last]
+        used[own] = True
+        table = where(used)
+        rank = np.zeros(codes, np.int32)
+        rank[table] = np.arange(len(table), dtype=np.int32)
+        rank.take(own, out=number[first:last], mode="clip")
+        result.append(table)
+    return number, result
 
 
 def _in_order(keys: tuple[npt.NDArray[Any], ...], sorted_already: Ints, others: Ints) -> Ints:
@@ -534,17 +662,62 @@ def _union(
         The table; `code` and `more_code` as places in it (those that are not used anywhere); where each entry comes
         from, in `table` or behind its end in `more`, None when `table` stays as it is.
     """
-    count = len(table)
-    at = np.array([bisect_left(table, place(each), key=place) for each in more], np.int64)
-    known = np.array(
-        [index < count and place(table[index]) == place(each) for index, each in zip(at.tolist(), more, strict=True)],
-        np.bool_,
-    )
-    used = np.zeros(count, np.bool_)
+    at, known = _found(table, more, place)
+    used = np.zeros(len(table), np.bool_)
     used[code[stays]] = True
     used[at[known]] = True
     if used.all() and known.all():
         return table, np.concatenate([code, at[more_code].astype(np.int32)]), None
+    merged, origin, to = _merged(table, more, at, known, used)
+    return merged, to[np.concatenate([code, more_code + np.int32(len(table))])], origin
+
+
+def _exchanged_table(
+    table: list[Any],
+    more: list[Any],
+    code: Numbers,
+    more_code: Numbers,
+    gone: Ints,
+    place: Callable[[Any], Any] = _itself,
+) -> tuple[list[Any], Numbers, Numbers, Ints | None]:
+    """As `_union`, where it is known which few of `code` are no longer used, and all others are.
+
+    Returns:
+        The table; `code` as places in it; `more_code` as places in it; where each entry comes from.
+    """
+    at, known = _found(table, more, place)
+    old = code[gone]
+    perhaps: set[int] = set(old.tolist()) - set(at[known].tolist())
+    # Counted, not looked up: a tag that goes may stand beside thousands that have the same value.
+    unused = [each for each in perhaps if np.count_nonzero(code == each) == np.count_nonzero(old == each)]
+    if not unused and known.all():
+        return table, code, at[more_code].astype(np.int32), None
+    used = np.ones(len(table), np.bool_)
+    used[unused] = False
+    merged, origin, to = _merged(table, more, at, known, used)
+    return merged, to[code], to[more_code + np.int32(len(table))], origin
+
+
+def _found(table: list[Any], more: list[Any], place: Callable[[Any], Any]) -> tuple[Ints, Bools]:
+    """Where each of `more` is in the sorted table or would be, and whether it is there."""
+    count = len(table)
+    at: list[int] = []
+    known: list[bool] = []
+    for each in more:
+        wanted = place(each)
+        index = bisect_left(table, wanted, key=place)
+        at.append(index)
+        known.append(index < count and place(table[index]) == wanted)
+    return np.array(at, np.int64), np.array(known, np.bool_)
+
+
+def _merged(table: list[Any], more: list[Any], at: Ints, known: Bools, used: Bools) -> tuple[list[Any], Ints, Numbers]:
+    """One sorted table of what is used of the first and what is new of the second; see `_union`.
+
+    Returns:
+        The table, where each entry comes from, and the new place of each old one, those of `more` behind the others.
+    """
+    count = len(table)
     new = where(~known)
     origin = np.insert(np.arange(count), at[new], count + new)
     origin = origin[np.concatenate([used, np.ones(len(more), np.bool_)])[origin]]
@@ -553,4 +726,10 @@ def _union(
     to[count + where(known)] = to[at[known]]
     both = table + more
     merged = [item for first, last in _Runs.of(origin).pairs() for item in both[first:last]]
-    return merged, to[np.concatenate([code, more_code + np.int32(count)])], origin
+    return merged, origin, to
+
+
+def _places(table: list[bytes], more: list[bytes]) -> Numbers | None:
+    """The place of each in a sorted table; None where one is not in it."""
+    at, known = _found(table, more, _itself)
+    return at.astype(np.int32) if known.all() else None
