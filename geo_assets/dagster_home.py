@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import structlog
 
@@ -20,6 +20,8 @@ LOGS_FOLDER = "compute-logs"
 
 _LOGS = re.compile(r"^compute_logs:\n(?:[ \t]+\S.*\n)+", re.MULTILINE)
 """Where a dagster.yaml says what becomes of what runs print."""
+
+_SEARCH_PATH = re.compile(r"search_path=([A-Za-z0-9_]+)")
 
 
 def top_level(name: str) -> Path:
@@ -51,7 +53,7 @@ def prepare(settings: Settings) -> Path:
         )
     (folder / "dagster.yaml").write_text(instance_yaml(settings), encoding="utf-8")
     if production:
-        _make_schema(settings)
+        make_schema(settings)
     return folder
 
 
@@ -142,17 +144,26 @@ def _bucket(settings: Settings) -> tuple[str, str] | None:
     return parts.netloc, "/".join(part for part in (parts.path.strip("/"), LOGS_FOLDER) if part)
 
 
-def _make_schema(settings: Settings) -> None:
+def make_schema(settings: Settings) -> str:
+    """Make the schema of Dagster's tables unless it is there; returns its name.
+
+    Raises:
+        ConfigurationError: Postgres cannot be reached or refuses the schema; the setting is named.
+    """
     import psycopg
     from psycopg import sql
 
     from resources.postgres import conninfo, explained
 
     url = _given_url(settings)
+    # A URL may name a search path of its own: then Dagster's tables are there.
+    named = _SEARCH_PATH.search(unquote(urlsplit(url).query))
+    name = named[1] if named else schema(settings)
     with (
         explained(ConfigurationError, storage_setting(settings), url),
         psycopg.connect(conninfo(url), autocommit=True) as connection,
     ):
-        there = connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (schema(settings),)).fetchone()
+        there = connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (name,)).fetchone()
         if there is None:
-            connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema(settings))))
+            connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(name)))
+    return name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 from rich.table import Table
 
+from geo_assets import dagster_home
 from geo_assets.cli.answers import CliError, check_stack, logged_settings, out
 
 
@@ -17,6 +18,8 @@ def migrate(
     check: bool = typer.Option(False, "--check", help="Change nothing; exit with 1 where something is behind."),
 ) -> None:
     """Bring the tables of feature store and ledger up to date: in Postgres, or in the files of the home folder.
+
+    In Postgres, Dagster's schema is made where there is none; the tables in it are Dagster's own.
 
     Each step is a transaction, and two migrations at once wait for each other. Tables of a later version than this
     program knows are left as they are if they are compatible with it, and refused else (docs/operations.md).
@@ -37,4 +40,6 @@ def migrate(
     table = Table("component", "from", "to")
     for component, before, after in migrate_all(current):
         table.add_row(component, str(before), str(after))
+    if current.stack == "production":
+        dagster_home.make_schema(current)
     out.print(table)

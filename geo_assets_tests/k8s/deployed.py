@@ -27,6 +27,7 @@ from geo_assets.stack import Stack
 from geo_assets_tests.real_services import NEEDS, folder, found
 from geo_assets_tests.running_platform import until
 from geo_assets_tests.stacks import environment_of, settings_from
+from geo_assets_tests.webhook import Webhook, webhook
 from scripts.local_services.services import Services
 
 NAMESPACE = "geo-assets"
@@ -47,6 +48,13 @@ SMALL = {
     "GEO_ASSETS_INGEST_WORKERS": "1",
 }
 """Two cores run all of it."""
+
+QUICK = {
+    "start_timeout_seconds: 180": "start_timeout_seconds: 60",
+    "cancel_timeout_seconds: 180": "cancel_timeout_seconds: 60",
+    "poll_interval_seconds: 15": "poll_interval_seconds: 5",
+}
+"""What dagster.yaml says of runs that hang, and what it says here: nobody waits three minutes for each of them."""
 
 _SECRET_SETTINGS = {
     "postgres": ("GEO_ASSETS_POSTGRES_URL", "GEO_ASSETS_DAGSTER_POSTGRES_URL"),
@@ -96,10 +104,12 @@ class Cluster(Kubectl):
         lab: Where it runs.
         environment: Settings that a process outside the cluster needs to reach the same room in the same services.
         home: A folder with the cluster's layers and sources.
+        receiver: Who is told of what fails.
     """
 
-    def __init__(self, lab: Lab, environment: Mapping[str, str], home: Path) -> None:
+    def __init__(self, lab: Lab, environment: Mapping[str, str], home: Path, receiver: Webhook) -> None:
         super().__init__(lab)
+        self.receiver = receiver
         self.environment = {**environment, "GEO_ASSETS_HOME": str(home)}
 
     @property
@@ -231,12 +241,18 @@ def platform(folder: Path) -> Iterator[Cluster]:
     """The whole platform: image, real services, cluster and manifests."""
     need_control_plane()
     need_node()
-    with built_image() as (rootfs, configuration), real_services(folder), environment_of("production") as environment:
+    with (
+        built_image() as (rootfs, configuration),
+        real_services(folder),
+        environment_of("production") as environment,
+        webhook() as receiver,
+    ):
         lab = Lab(folder / "lab")
         try:
             lab.up()
             lab.add_image(IMAGE, rootfs, configuration)
-            cluster = Cluster(lab, environment, folder / "home")
+            told = {"GEO_ASSETS_ALERT_WEBHOOK_URLS": receiver.url}
+            cluster = Cluster(lab, {**environment, **told}, folder / "home", receiver)
             try:
                 roll_out(cluster, folder)
             except (AssertionError, LabFault) as fault:
@@ -318,6 +334,11 @@ def write_overlay(cluster: Cluster, folder: Path) -> Path:
         values.pop(name, None)
     folder.mkdir(parents=True)
     (folder / "sources.yaml").write_text(SOURCES)
+    instance = (ROOT / "deploy/k8s/base/instance/dagster.yaml").read_text()
+    for usual, quick in QUICK.items():
+        assert instance.count(usual) == 1, f"dagster.yaml has no {usual}"
+        instance = instance.replace(usual, quick)
+    (folder / "dagster.yaml").write_text(instance)
     secrets = []
     for name, settings in _SECRET_SETTINGS.items():
         _write(folder / f"{name}.env", {each: values.pop(each, "") for each in settings if each in values})
@@ -330,7 +351,10 @@ def write_overlay(cluster: Cluster, folder: Path) -> Path:
         "namespace": NAMESPACE,
         "resources": [os.path.relpath(ROOT / "deploy/k8s/overlays/lab", folder)],
         "generatorOptions": {"disableNameSuffixHash": True, "labels": {"geo-assets/step": "prepare"}},
-        "configMapGenerator": [{"name": "geo-assets-settings", "behavior": "merge", "envs": ["settings.env"]}],
+        "configMapGenerator": [
+            {"name": "geo-assets-settings", "behavior": "merge", "envs": ["settings.env"]},
+            {"name": "dagster-instance", "behavior": "merge", "files": ["dagster.yaml"]},
+        ],
         "secretGenerator": secrets,
     }
     (folder / "kustomization.yaml").write_text(json.dumps(content, indent=2))

@@ -1,4 +1,4 @@
-"""What a node leaves behind when it is killed, and its end."""
+"""What a node leaves behind when it is killed, and its end: containers, cgroups, mounts, folders."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import os
 import shutil
 import subprocess
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+_CGROUPS = Path("/sys/fs/cgroup")
 
 
 def clear(folder: Path) -> None:
@@ -16,6 +19,10 @@ def clear(folder: Path) -> None:
     if runtime.exists():
         for container in containers(folder):
             remove_container(folder, container)
+    pods = folder / "pods"
+    # Containers that runc knows no more may have left their cgroups: a kill came between.
+    uids = {pod.name for pod in pods.iterdir()} if pods.exists() else set[str]()
+    _remove_cgroups(lambda container: container.partition(".")[0] in uids)
     # Innermost first.
     for mount in sorted(_mounts_below(folder), reverse=True):
         subprocess.run(["umount", "-l", mount], check=False, capture_output=True)
@@ -39,8 +46,43 @@ def remove_container(folder: Path, name: str) -> None:
             ["runc", "--root", str(folder / "runc"), "delete", "-f", name], capture_output=True, text=True, check=False
         )
         if gone.returncode == 0 or "does not exist" in gone.stderr:
-            return
+            break
         time.sleep(0.1)
+    _remove_cgroups(lambda container: container == name)
+
+
+def cgroup_of(container: str) -> str:
+    """The last part of the path of a container's cgroup."""
+    return f"lab-{container}"
+
+
+def _remove_cgroups(whose: Callable[[str], bool]) -> None:
+    """Delete containers' cgroups in every hierarchy: runc leaves one that was busy."""
+    left = [place for place in _lab_cgroups() if whose(place.name.removeprefix("lab-"))]
+    deadline = time.monotonic() + 5
+    while left and time.monotonic() < deadline:
+        left = [place for place in left if not _removed(place)]
+        if left:
+            time.sleep(0.05)
+
+
+def _lab_cgroups() -> Iterator[Path]:
+    for place, names, _ in os.walk(_CGROUPS):
+        for name in [each for each in names if each.startswith("lab-")]:
+            names.remove(name)
+            yield Path(place) / name
+
+
+def _removed(place: Path) -> bool:
+    # What the container made inside goes first.
+    for inside, _, _ in os.walk(place, topdown=False):
+        try:
+            os.rmdir(inside)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return False
+    return True
 
 
 def _mounts_below(folder: Path) -> list[str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from deploy.lab.node.remains import remove_container
+from deploy.lab.node.remains import cgroup_of, remove_container
 
 _CGROUPS = Path("/sys/fs/cgroup")
 
@@ -239,7 +239,7 @@ class Running:
         linux["resources"] = self._resources()
         # A relative path stays below the node's own cgroup; the unified hierarchy allows no group beside processes.
         unified = (_CGROUPS / "cgroup.controllers").exists()
-        linux["cgroupsPath"] = f"/geo-assets-lab/{self.name}" if unified else f"lab-{self.name}"
+        linux["cgroupsPath"] = f"/geo-assets-lab/{cgroup_of(self.name)}" if unified else cgroup_of(self.name)
         return found
 
     def _resources(self) -> dict[str, Any]:
