@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from dagster import DagsterInstance, DagsterRunStatus, job, op
+from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,7 +41,10 @@ def instance() -> Iterator[DagsterInstance]:
 
 
 def run_of(instance: DagsterInstance, status: DagsterRunStatus) -> str:
-    return instance.create_run_for_job(empty, status=status).run_id
+    # Dagster keeps none in its queue of which it does not know where the job's code is.
+    place = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("geo_assets"), "__repository__")
+    origin = RemoteJobOrigin(place, "empty")
+    return instance.create_run_for_job(empty, status=status, remote_job_origin=origin).run_id
 
 
 def listed(run_id: str, *, age_s: float = 3_600, **status: object) -> dict[str, object]:

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, job, op, reconstructable
 from dagster._config import process_config, resolve_to_config_type
+from dagster._core.instance.ref import InstanceRef
 from dagster._core.launcher import LaunchRunContext
 from dagster._core.launcher.base import WorkerStatus
 
@@ -45,8 +46,17 @@ def server() -> Iterator[StandIn]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DagsterInstance]:
+    """One on disk: a Job tells its process which instance it belongs to, and one in memory has no name."""
+    with DagsterInstance.local_temp(str(tmp_path_factory.mktemp("dagster"))) as made:
+        yield made
+
+
 @pytest.fixture
-def launcher(server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PatientRunLauncher]:
+def launcher(
+    server: StandIn, instance: DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> PatientRunLauncher:
     monkeypatch.setenv("DAGSTER_CURRENT_IMAGE", f"registry.example.org/geo-assets@{DIGEST}")
     monkeypatch.setenv("GEO_ASSETS_IMAGE_DIGEST", DIGEST)
     monkeypatch.setattr(api, "FIRST_PAUSE_S", 0.01)
@@ -66,9 +76,8 @@ def launcher(server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     read = process_config(resolve_to_config_type(PatientRunLauncher.config_type()), given)
     assert read.success, read.errors
     made = PatientRunLauncher.from_config_value(None, read.value)
-    with DagsterInstance.ephemeral() as instance:
-        made.register_instance(instance)
-        yield made
+    made.register_instance(instance)
+    return made
 
 
 def a_run(launcher: PatientRunLauncher, tags: dict[str, str] | None = None) -> DagsterRun:
@@ -138,8 +147,10 @@ def test_a_run_is_one_restricted_pod_without_a_token(launcher: PatientRunLaunche
 
 
 def test_no_secrets_value_stands_in_a_job(
-    launcher: PatientRunLauncher, server: StandIn, monkeypatch: pytest.MonkeyPatch
+    launcher: PatientRunLauncher, server: StandIn, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    cluster = InstanceRef.from_dir(instance.root_directory, overrides=instance_yaml())
+    monkeypatch.setattr(instance, "get_ref", lambda: cluster)
     for name in ("POSTGRES_URL", "DAGSTER_POSTGRES_URL", "REDIS_URL", "KAFKA_SASL_PASSWORD"):
         monkeypatch.setenv(f"GEO_ASSETS_{name}", "SECRETPW")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "SECRETPW")
@@ -147,6 +158,7 @@ def test_no_secrets_value_stands_in_a_job(
     made = launched(launcher, server)
 
     assert "SECRETPW" not in json.dumps(made)
+    assert "GEO_ASSETS_DAGSTER_POSTGRES_URL" in json.dumps(made)
     (container,) = made["spec"]["template"]["spec"]["containers"]
     assert {one["secretRef"]["name"] for one in container["envFrom"] if "secretRef" in one} == {
         "geo-assets-postgres", "geo-assets-kafka", "geo-assets-redis", "geo-assets-s3",
