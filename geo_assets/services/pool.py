@@ -6,12 +6,13 @@ out of time or killed its worker is tried again one task at a time, so that only
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
 from concurrent.futures import TimeoutError as FutureTimeout
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -104,6 +105,7 @@ class WorkerPool:
         self._initializer, self._arguments = initializer, arguments
         self._pool: ProcessPool | None = None
         self._given_up = False
+        self._waited_for: dict[Future[Any], ProcessPool] = {}
 
     def map(
         self, function: Callable[[Sequence[T]], Sequence[R]], chunks: Sequence[Sequence[T]] | Iterator[Sequence[T]]
@@ -136,6 +138,8 @@ class WorkerPool:
                 except BrokenProcessPool as fault:
                     self.close()
                     raise WorkersUnavailable(f"worker processes cannot be started: {fault}") from fault
+                except WorkersUnavailable:
+                    raise
                 except Exception as fault:
                     failed = self._failed(fault)
                 else:
@@ -166,7 +170,7 @@ class WorkerPool:
         except BrokenProcessPool as fault:
             self.close()
             raise WorkersUnavailable(f"worker processes cannot be started: {fault}") from fault
-        except passing:
+        except (WorkersUnavailable, *passing):
             raise
         except Exception as fault:
             return self._failed(fault)
@@ -186,7 +190,7 @@ class WorkerPool:
         for future in [self._submit(_ready, [0]) for _ in range(self.workers)]:
             future.add_done_callback(lambda _: None)
 
-    def _submit(self, function: Callable[[Sequence[T]], Sequence[R]], chunk: Sequence[T]) -> Any:
+    def _submit(self, function: Callable[[Sequence[T]], Sequence[R]], chunk: Sequence[T]) -> Future[Any]:
         if self._given_up:
             raise WorkersUnavailable("what is under way was given up")
         pool = self._pool
@@ -198,10 +202,23 @@ class WorkerPool:
                 initargs=(self._initializer, self._arguments),
             )
         try:
-            return pool.schedule(function, args=(chunk,), timeout=self.timeout_s)
+            future: Future[Any] = pool.schedule(function, args=(chunk,), timeout=self.timeout_s)
         except RuntimeError as fault:
             self.close()
             raise WorkersUnavailable(f"worker processes cannot be started: {fault}") from fault
+        self._waited_for[future] = pool
+        future.add_done_callback(lambda done: self._waited_for.pop(done, None))
+        if self._pool is not pool:
+            # Closed meanwhile, by another thread.
+            self._let_go(pool)
+        return future
+
+    def _let_go(self, pool: ProcessPool) -> None:
+        """End what is waited for: pebble leaves the tasks of a pool that stops without any result, for ever."""
+        for future in [one for one, whose in tuple(self._waited_for.items()) if whose is pool]:
+            # One that ended meanwhile has its result.
+            with contextlib.suppress(InvalidStateError):
+                future.set_exception(WorkersUnavailable("what is under way was given up"))
 
     def give_up(self) -> None:
         """End the processes for good, from another thread: whoever waits for a task gets `WorkersUnavailable`."""
@@ -209,8 +226,9 @@ class WorkerPool:
         self.close()
 
     def close(self) -> None:
-        """End the processes; what they were doing is lost."""
+        """End the processes; what they were doing is lost, and whoever waits for it gets `WorkersUnavailable`."""
         if self._pool is not None:
             pool, self._pool = self._pool, None
             pool.stop()
             pool.join()
+            self._let_go(pool)

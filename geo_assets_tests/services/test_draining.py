@@ -278,14 +278,27 @@ def _sleep(tasks: Any) -> list[float]:
 
 
 def test_work_that_is_given_up_is_no_tasks_fault() -> None:
-    pool = WorkerPool(1, 60.0)
+    pool = WorkerPool(1, 3000.0)
     pool.warm()
     threading.Timer(0.5, pool.give_up).start()
 
     with pytest.raises(WorkersUnavailable):
-        list(pool.map(_sleep, [[30.0]]))
+        list(pool.map(_sleep, [[3000.0]]))
     with pytest.raises(WorkersUnavailable):
         pool.start(_sleep, 0.0)
+
+
+def test_whoever_waits_for_work_that_is_given_up_is_told_even_of_what_no_process_has_begun() -> None:
+    for wait_s in (0.0, 0.05, 0.2):
+        pool = WorkerPool(1, 3000.0)
+        futures = [pool.start(_sleep, 3000.0) for _ in range(3)]
+        time.sleep(wait_s)
+        pool.give_up()
+
+        for future in futures:
+            assert future.done()
+            with pytest.raises(WorkersUnavailable):
+                pool.outcome(future)
 
 
 def test_the_metrics_port_says_whether_its_service_works(monkeypatch: pytest.MonkeyPatch) -> None:
