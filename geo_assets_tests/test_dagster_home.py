@@ -5,12 +5,16 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+import psycopg
 import pytest
 import yaml
+from pydantic import SecretStr
 
 from geo_assets import dagster_home, logs
 from geo_assets.settings import Settings
+from geo_assets_tests.postgres_rooms import postgres_room
 
 
 def production(home: Path, url: str) -> Settings:
@@ -50,6 +54,15 @@ def test_on_google_what_runs_print_stays_on_the_machine_and_all_else_is_as_deplo
 def test_the_embedded_stack_has_the_checkout_s_own(tmp_path: Path) -> None:
     text = dagster_home.top_level("dagster.yaml").read_text()
     assert dagster_home.instance_yaml(Settings(home=tmp_path)) == text
+
+
+def test_the_schema_that_the_url_names_is_made_once(tmp_path: Path) -> None:
+    with postgres_room() as room:
+        url = f"{room.url}&options={quote(f'-csearch_path={room.schema}', safe='')}"
+        settings = production(tmp_path, "s3://maps/tiles").model_copy(update={"dagster_postgres_url": SecretStr(url)})
+        assert [dagster_home.make_schema(settings) for _ in range(2)] == [room.schema] * 2
+        with psycopg.connect(url) as db:
+            assert db.execute("SELECT current_schema()").fetchone() == (room.schema,)
 
 
 @pytest.mark.parametrize("log_format", ["console", "json"])

@@ -153,12 +153,34 @@ class Cluster(Kubectl):
 
     def execute(self, pod: str, *command: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
         """Run a command in a pod's first container."""
-        spec = self.get("pod", pod)
-        container = f"{spec['metadata']['uid']}.{spec['spec']['containers'][0]['name']}"
         return subprocess.run(
-            ["runc", "--root", str(self.lab.folder / NODE / "runc"), "exec", container, *command],
+            ["runc", "--root", str(self.lab.folder / NODE / "runc"), "exec", self._container(pod), *command],
             input=stdin, capture_output=True, text=True, check=False, timeout=300,
         )  # fmt: skip
+
+    def kill(self, pod: str) -> None:
+        """Kill -9 the first process of a pod, as a node without memory does."""
+        self._runc("kill", pod, "9")
+
+    @contextmanager
+    def standing_still(self, pod: str) -> Iterator[None]:
+        """A pod's processes get no processor for the length of a block, and know nothing of it."""
+        self._runc("pause", pod)
+        try:
+            yield
+        finally:
+            self._runc("resume", pod)
+
+    def _runc(self, verb: str, pod: str, *arguments: str) -> None:
+        done = subprocess.run(
+            ["runc", "--root", str(self.lab.folder / NODE / "runc"), verb, self._container(pod), *arguments],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+
+    def _container(self, pod: str) -> str:
+        spec = self.get("pod", pod)
+        return f"{spec['metadata']['uid']}.{spec['spec']['containers'][0]['name']}"
 
     def pods(self, component: str) -> list[str]:
         """Names of a role's running and ready pods that nobody deletes."""

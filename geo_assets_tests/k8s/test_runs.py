@@ -8,137 +8,79 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import httpx
 import mercantile
 import pytest
 
+from deploy.lab.node.quantities import amount
 from geo_assets.jobs import BATCH_TAG
+from geo_assets.kubernetes.janitor import ENDED_S
 from geo_assets.kubernetes.pods import CONFIG_TAG
-from geo_assets.tiles.tile import Tile
+from geo_assets_tests.k8s.asking import (
+    ENDED,
+    build_runs,
+    end,
+    job,
+    jobs,
+    launch,
+    pods,
+    quarter,
+    runs,
+    square,
+    status,
+    tiles_of,
+    words,
+)
 from geo_assets_tests.k8s.deployed import NAMESPACE, Cluster
 
 pytestmark = [pytest.mark.k8s, pytest.mark.timeout(900)]
 
-SECRETS = ("geo-assets-postgres", "geo-assets-kafka", "geo-assets-redis", "geo-assets-s3")
 
-RUNS = """
-query($tags: [ExecutionTag!]) {
-  runsOrError(filter: {tags: $tags}, limit: 200) {
-    ... on Runs { results { runId status jobName creationTime tags { key value } } }
-  }
-}
-"""
-
-LAUNCH = """
-mutation($params: ExecutionParams!) {
-  launchRun(executionParams: $params) {
-    __typename
-    ... on LaunchRunSuccess { run { runId } }
-    ... on PythonError { message }
-  }
-}
-"""
-
-WORDS = """
-query($id: ID!) {
-  logsForRun(runId: $id) {
-    ... on EventConnection {
-      events { ... on MessageEvent { message } ... on ErrorEvent { error { message } } }
-    }
-  }
-}
-"""
-
-
-def square(name: str, lon: float, lat: float, side: float = 0.0004) -> dict[str, Any]:
-    ring = [[lon, lat], [lon + side, lat], [lon + side, lat + side], [lon, lat + side], [lon, lat]]
-    return {
-        "type": "Feature", "id": name, "version": time.time_ns() // 1_000_000, "action": "update",
-        "properties": {"name": name}, "geometry": {"type": "Polygon", "coordinates": [ring]},
-    }  # fmt: skip
-
-
-def runs(cluster: Cluster, **tags: str) -> list[dict[str, Any]]:
-    """Newest first."""
-    wanted = [{"key": key, "value": value} for key, value in tags.items()]
-    found = cluster.graphql(RUNS, tags=wanted)["runsOrError"]["results"]
-    return [run | {"tags": {tag["key"]: tag["value"] for tag in run["tags"]}} for run in found]
-
-
-def run_of(cluster: Cluster, batch: str) -> dict[str, Any] | None:
-    found = runs(cluster, **{BATCH_TAG: batch})
-    return found[0] if found else None
-
-
-def status(cluster: Cluster, run_id: str) -> str:
-    answer = cluster.graphql("query($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }", id=run_id)
-    return answer["runOrError"]["status"]
-
-
-def words(cluster: Cluster, run_id: str) -> str:
-    """All that a run's log says."""
-    events = cluster.graphql(WORDS, id=run_id)["logsForRun"]["events"]
-    return "\n".join(f"{one.get('message')} {(one.get('error') or {}).get('message')}" for one in events)
-
-
-def job(cluster: Cluster, run_id: str) -> dict[str, Any] | None:
-    return next((one for one in jobs(cluster) if one["metadata"]["labels"].get("dagster/run-id") == run_id), None)
-
-
-def jobs(cluster: Cluster) -> list[dict[str, Any]]:
-    return cluster.get("jobs", selector="app.kubernetes.io/component=run")
-
-
-def pods(cluster: Cluster, run_id: str) -> list[dict[str, Any]]:
-    return cluster.get("pods", selector=f"dagster/run-id={run_id}")
-
-
-def launch(cluster: Cluster, name: str = "observe_features", tags: dict[str, str] | None = None) -> str:
-    selector = {
-        "repositoryLocationName": "geo_assets", "repositoryName": "__repository__", "jobName": name,
-    }  # fmt: skip
-    given = {
-        "selector": selector, "runConfigData": {},
-        "executionMetadata": {"tags": [{"key": key, "value": value} for key, value in (tags or {}).items()]},
-    }  # fmt: skip
-    answer = cluster.graphql(LAUNCH, params=given)["launchRun"]
-    assert answer["__typename"] == "LaunchRunSuccess", answer
-    return answer["run"]["runId"]
-
-
-def sweep(cluster: Cluster) -> None:
-    """The janitor, now; as its CronJob runs it."""
-    name = f"janitor-{time.time_ns()}"
-    cluster.kubectl("create", "job", name, "--from=cronjob/janitor", "-n", NAMESPACE)
-    cluster.kubectl("wait", "--for=condition=complete", f"job/{name}", "-n", NAMESPACE, "--timeout=120s")
-    cluster.kubectl("delete", "job", name, "-n", NAMESPACE)
-
-
-@contextmanager
-def without_the_fast_lane(cluster: Cluster) -> Iterator[None]:
-    """Runs build everything."""
+@pytest.fixture(scope="module", autouse=True)
+def without_the_fast_lane(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Runs build everything here."""
+    cluster: Cluster = request.getfixturevalue("cluster")
     cluster.kubectl("scale", "deployment/live", "--replicas=0", "-n", NAMESPACE)
-    try:
-        yield
-    finally:
-        cluster.kubectl("scale", "deployment/live", "--replicas=2", "-n", NAMESPACE)
+    cluster.wait(lambda: not cluster.get("pods", selector="app.kubernetes.io/component=live"), 60, "no fast lane")
+    yield
+    cluster.kubectl("scale", "deployment/live", "--replicas=2", "-n", NAMESPACE)
+    cluster.wait_until_ready()
 
 
-LIMIT = "mutation($key: String!, $limit: Int!) { setConcurrencyLimit(concurrencyKey: $key, limit: $limit) }"
+def revisions(cluster: Cluster, keys: set[str]) -> dict[str, int] | None:
+    """How often each of these tiles was committed; None while one is dirty or was never built."""
+    with cluster.stack() as stack:
+        found = stack.ledger.read(sorted(keys))
+    if any(state.dirty or not state.revision for state in found.values()):
+        return None
+    return {key: state.revision for key, state in found.items()}
+
+
+def under_way(cluster: Cluster, features: list[dict[str, Any]]) -> tuple[str, str]:
+    """Post features in one body, and wait for a run over them; its id, and the name of its pod that works."""
+    before = {run["runId"] for run in runs(cluster)}
+    answer = cluster.post({"type": "FeatureCollection", "features": features})
+    assert answer.status_code == 202, answer.text
+
+    def started() -> str | None:
+        return next((run["runId"] for run in build_runs(cluster, before) if run["status"] == "STARTED"), None)
+
+    run_id = cluster.wait(started, 120, "a run has started")
+    (pod,) = pods(cluster, run_id)
+    return run_id, pod["metadata"]["name"]
 
 
 def test_an_edit_is_built_by_a_run_that_the_sensor_asked_for(cluster: Cluster) -> None:
-    with without_the_fast_lane(cluster):
-        lon, lat = 24.9412, 60.1702
-        assert cluster.post(square("by-a-run", lon, lat)).status_code == 202
-        tile = mercantile.tile(lon + 0.0002, lat + 0.0002, 16)
-        key = Tile(tile.z, tile.x, tile.y).key
-        url = f"{cluster.url('tiles')}/tiles/{tile.z}/{tile.x}/{tile.y}.mvt"
+    lon, lat = 24.9412, 60.1702
+    before = {run["runId"] for run in runs(cluster)}
+    assert cluster.post(square("by-a-run", lon, lat)).status_code == 202
+    tile = mercantile.tile(lon + 0.0002, lat + 0.0002, 16)
+    url = f"{cluster.url('tiles')}/tiles/{tile.z}/{tile.x}/{tile.y}.mvt"
+    cluster.wait(lambda: httpx.get(url, trust_env=False).status_code == 200, 180, "the tile is served")
 
-        cluster.wait(lambda: httpx.get(url, trust_env=False).status_code == 200, 180, f"tile {key} is served")
-
-    run = next(one for one in runs(cluster) if one["jobName"] == "build_tiles")
+    run = build_runs(cluster, before)[-1]
     cluster.wait(lambda: status(cluster, run["runId"]) == "SUCCESS", 60, "the run ends well")
     made = job(cluster, run["runId"])
     assert made is not None
@@ -146,96 +88,183 @@ def test_an_edit_is_built_by_a_run_that_the_sensor_asked_for(cluster: Cluster) -
     assert pod["serviceAccountName"] == "run"
     assert pod["automountServiceAccountToken"] is False
     asked = json.loads(run["tags"][CONFIG_TAG])["container_config"]["resources"]
-    assert pod["containers"][0]["resources"]["limits"] == asked["limits"]
+    given = pod["containers"][0]["resources"]["limits"]
+    assert {name: amount(each) for name, each in given.items()} == {
+        name: amount(each) for name, each in asked["limits"].items()
+    }
     assert len(pods(cluster, run["runId"])) == 1
 
 
 def test_a_killed_worker_brings_its_work_back_and_each_tile_is_committed_once(cluster: Cluster) -> None:
-    with without_the_fast_lane(cluster):
-        lon, lat = 24.9512, 60.1752
-        assert cluster.post(square("killed", lon, lat)).status_code == 202
-        seen = {one["runId"] for one in runs(cluster)}
+    features = quarter("killed", 25.0, 60.2)
+    run_id, pod = under_way(cluster, features)
+    cluster.kill(pod)
+    assert revisions(cluster, tiles_of(features)) is None, "the worker was killed after its work"
 
-        def begun() -> dict[str, Any] | None:
-            return next(
-                (one for one in runs(cluster) if one["jobName"] == "build_tiles" and one["runId"] not in seen
-                 and pods(cluster, one["runId"])), None,
-            )  # fmt: skip
+    cluster.wait(lambda: status(cluster, run_id) == "FAILURE", 90, "the run is known to be lost")
+    built = cluster.wait(lambda: revisions(cluster, tiles_of(features)), 240, "another run builds what is dirty")
+    assert set(built.values()) == {1}
+    (lost,) = pods(cluster, run_id)
+    assert lost["status"]["phase"] == "Failed"
 
-        run = cluster.wait(begun, 120, "a run has a pod")
-        for pod in pods(cluster, run["runId"]):
-            cluster.kubectl("delete", "pod", pod["metadata"]["name"], "-n", NAMESPACE, "--grace-period=0", "--force")
-        tile = mercantile.tile(lon + 0.0002, lat + 0.0002, 16)
-        key = Tile(tile.z, tile.x, tile.y).key
 
-        def built() -> bool:
-            with cluster.stack() as stack:
-                state = stack.ledger.read([key])[key]
-            return state.revision > 0 and not state.dirty
+def test_a_late_second_worker_of_a_run_leaves_it_to_the_first(cluster: Cluster) -> None:
+    """The first one stands still, as on a node that hangs, until the second has come and gone."""
+    features = quarter("twin", 25.1, 60.2)
+    run_id, pod = under_way(cluster, features)
+    with cluster.standing_still(pod):
+        assert revisions(cluster, tiles_of(features)) is None, "the worker was stopped after its work"
+        twin = copy_of(cluster, run_id)
+        cluster.kubectl("create", "-n", NAMESPACE, "-f", "-", input=json.dumps(twin))
+        name = twin["metadata"]["name"]
+        cluster.wait(
+            lambda: (cluster.get("job", name).get("status") or {}).get("conditions"), 120, "the second worker has ended"
+        )
+        assert status(cluster, run_id) == "STARTED"
+        assert "Ignoring a" in words(cluster, run_id)
 
-        cluster.wait(built, 400, "the tile is built after all")
+    built = cluster.wait(lambda: revisions(cluster, tiles_of(features)), 120, "the first worker goes on")
+    assert set(built.values()) == {1}
+    cluster.wait(lambda: status(cluster, run_id) == "SUCCESS", 60, "the run ends well")
+
+
+def test_a_late_worker_of_a_run_that_was_given_up_makes_nothing_visible_again(cluster: Cluster) -> None:
+    """Its tiles were built by another run meanwhile."""
+    features = quarter("late", 25.2, 60.2)
+    keys = tiles_of(features)
+    run_id, pod = under_way(cluster, features)
+    with cluster.standing_still(pod):
+        assert revisions(cluster, keys) is None, "the worker was stopped after its work"
+        given_up(cluster, run_id)
+        built = cluster.wait(lambda: revisions(cluster, keys), 240, "another run builds what is dirty")
+        assert set(built.values()) == {1}
         with cluster.stack() as stack:
-            assert stack.ledger.read([key])[key].revision == 1
+            shown = {key: state.object_name for key, state in stack.ledger.read(sorted(keys)).items()}
+    cluster.wait(
+        lambda: all(each["status"]["phase"] in ("Succeeded", "Failed") for each in pods(cluster, run_id)),
+        180,
+        "the late worker has ended",
+    )
+
+    assert revisions(cluster, keys) == built
+    with cluster.stack() as stack:
+        assert {key: state.object_name for key, state in stack.ledger.read(sorted(keys)).items()} == shown
+
+
+def given_up(cluster: Cluster, run_id: str) -> None:
+    """The run has failed, by Dagster's word alone: its worker is not told, as by a time limit while the API is away."""
+    code = (
+        "import sys; from dagster import DagsterInstance; instance = DagsterInstance.get(); "
+        "instance.report_run_failed(instance.get_run_by_id(sys.argv[1]), 'given up')"
+    )
+    (daemon,) = cluster.pods("dagster-daemon")
+    done = cluster.execute(daemon, "python", "-c", code, run_id)
+    assert done.returncode == 0, done.stderr
+
+
+def copy_of(cluster: Cluster, run_id: str) -> dict[str, Any]:
+    """A run's Job under another name."""
+    made = job(cluster, run_id)
+    assert made is not None
+    spec = made["spec"]
+    for name in ("selector", "manualSelector"):
+        spec.pop(name, None)
+    labels = {
+        key: value for key, value in made["metadata"]["labels"].items()
+        if not key.startswith(("batch.kubernetes.io/", "controller-uid", "job-name"))
+    }  # fmt: skip
+    spec["template"]["metadata"]["labels"] = labels
+    spec["template"]["metadata"].pop("name", None)
+    about = {"name": made["metadata"]["name"] + "-t", "labels": labels}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": about, "spec": spec}
 
 
 def test_a_run_goes_on_while_the_api_is_away(cluster: Cluster) -> None:
     run_id = launch(cluster, "route_geofence_triggers")
     cluster.wait(lambda: status(cluster, run_id) == "STARTED", 120, "the run has started")
     before = [pod["metadata"]["uid"] for pod in pods(cluster, run_id)]
+    assert len(before) == 1
 
     cluster.stop_api()
     try:
-        # Longer than the run monitor's poll of 15 seconds.
+        # Four of the run monitor's looks.
         time.sleep(20)
         assert status(cluster, run_id) == "STARTED"
     finally:
         cluster.start_api()
+    time.sleep(12)
 
-    assert [pod["metadata"]["uid"] for pod in pods(cluster, run_id)] == before
-    cluster.graphql("mutation($id: String!) { terminateRun(runId: $id) { __typename } }", id=run_id)
-    cluster.wait(lambda: status(cluster, run_id) in ("CANCELED", "SUCCESS"), 240, "the run is ended")
+    assert status(cluster, run_id) == "STARTED"
+    (pod,) = pods(cluster, run_id)
+    assert [pod["metadata"]["uid"]] == before
+    assert pod["status"]["phase"] == "Running"
+    assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
+    end(cluster, run_id)
+    cluster.wait(lambda: status(cluster, run_id) in ENDED, 120, "the run is ended")
     cluster.wait(lambda: job(cluster, run_id) is None, 60, "its Job is gone")
 
 
-def test_a_pod_that_cannot_be_placed_ends_its_run_and_leaves_no_job(cluster: Cluster) -> None:
-    asked = {"container_config": {"resources": {"requests": {"cpu": "7900m", "memory": "1Gi"}}}}
-    run_id = launch(cluster, tags={CONFIG_TAG: json.dumps(asked)})
+def test_runs_that_cannot_start_end_by_their_timeout_and_leave_no_job(cluster: Cluster) -> None:
+    """No node has room, a Secret is not there, a quota is used up, or a pod is above what one may have."""
+    used = cluster.get("resourcequota", "geo-assets")["status"]["used"]["limits.memory"]
+    quota = {
+        "apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "used-up"},
+        "spec": {"hard": {"limits.memory": str(int(amount(used)) + 5 * 1024**3)}},
+    }  # fmt: skip
+    with without_secret(cluster, "geo-assets-kafka"):
+        unplaceable = launch(cluster, tags=asking_for({"cpu": "7900m", "memory": "1Gi"}, {"memory": "1Gi"}))
+        secretless = launch(cluster)
+        too_large = launch(cluster, tags=asking_for({"memory": "20Gi"}, {"memory": "20Gi"}))
+        cluster.wait(lambda: pods(cluster, unplaceable) and pods(cluster, secretless), 60, "two pods wait")
+        cluster.kubectl("create", "-n", NAMESPACE, "-f", "-", input=json.dumps(quota))
+        try:
+            above_quota = launch(cluster, tags=asking_for({"cpu": "10m", "memory": "6Gi"}, {"memory": "6Gi"}))
+            stranded = {
+                unplaceable: "longer than",
+                secretless: "geo-assets-kafka",
+                too_large: "maximum memory usage per Container is 16Gi",
+                above_quota: "exceeded quota: used-up",
+            }
+            for run_id in stranded:
+                cluster.wait(
+                    lambda each=run_id: status(cluster, each) == "FAILURE", 150, "the start timeout ends the run"
+                )
+            for run_id, why in stranded.items():
+                assert why in words(cluster, run_id)
+            time.sleep(ENDED_S + 1)
+            # The janitor, now, as its CronJob runs it.
+            (daemon,) = cluster.pods("dagster-daemon")
+            swept = cluster.execute(daemon, "python", "-m", "geo_assets.kubernetes.janitor")
+            assert swept.returncode == 0, swept.stderr
+            for run_id in stranded:
+                cluster.wait(lambda each=run_id: job(cluster, each) is None, 60, "the Job is gone")
+                assert status(cluster, run_id) == "FAILURE"
+        finally:
+            cluster.kubectl("delete", "resourcequota", "used-up", "-n", NAMESPACE)
 
-    cluster.wait(lambda: status(cluster, run_id) == "FAILURE", 300, "the start timeout ends the run")
-    assert "longer than" in words(cluster, run_id)
-    time.sleep(121)
-    sweep(cluster)
-    cluster.wait(lambda: job(cluster, run_id) is None, 60, "its Job is gone")
+
+def asking_for(requests: dict[str, str], limits: dict[str, str]) -> dict[str, str]:
+    """The tag that sizes a run's pod."""
+    return {CONFIG_TAG: json.dumps({"container_config": {"resources": {"requests": requests, "limits": limits}}})}
 
 
-def test_a_missing_secret_ends_the_run_and_leaves_no_job(cluster: Cluster) -> None:
-    kept = json.dumps(
-        {
-            key: value if key != "metadata" else {"name": value["name"], "labels": value.get("labels", {})}
-            for key, value in cluster.get("secret", "geo-assets-kafka").items()
-        }
-    )
-    cluster.kubectl("delete", "secret", "geo-assets-kafka", "-n", NAMESPACE)
+@contextmanager
+def without_secret(cluster: Cluster, name: str) -> Iterator[None]:
+    """Nobody finds it."""
+    found = cluster.get("secret", name)
+    found["metadata"] = {"name": name, "labels": found["metadata"].get("labels", {})}
+    cluster.kubectl("delete", "secret", name, "-n", NAMESPACE)
     try:
-        run_id = launch(cluster)
-        cluster.wait(lambda: status(cluster, run_id) == "FAILURE", 300, "the start timeout ends the run")
-        assert "geo-assets-kafka" in words(cluster, run_id)
+        yield
     finally:
-        cluster.kubectl("apply", "-n", NAMESPACE, "-f", "-", input=kept)
-    time.sleep(121)
-    sweep(cluster)
-    cluster.wait(lambda: job(cluster, run_id) is None, 60, "its Job is gone")
+        cluster.kubectl("apply", "-n", NAMESPACE, "-f", "-", input=json.dumps(found))
 
 
-def test_what_a_quota_refuses_ends_the_run_with_the_apis_own_words(cluster: Cluster) -> None:
-    asked = {"container_config": {"resources": {"requests": {"memory": "20Gi"}, "limits": {"memory": "20Gi"}}}}
-    run_id = launch(cluster, tags={CONFIG_TAG: json.dumps(asked)})
-
-    cluster.wait(lambda: status(cluster, run_id) == "FAILURE", 300, "the run ends")
-    assert "maximum memory usage per Container" in words(cluster, run_id)
-    time.sleep(121)
-    sweep(cluster)
-    cluster.wait(lambda: job(cluster, run_id) is None, 60, "its Job is gone")
+def test_the_janitors_cronjob_runs_with_its_account_in_its_pod(cluster: Cluster) -> None:
+    name = f"janitor-{time.time_ns()}"
+    cluster.kubectl("create", "job", name, "--from=cronjob/janitor", "-n", NAMESPACE)
+    cluster.kubectl("wait", "--for=condition=complete", f"job/{name}", "-n", NAMESPACE, "--timeout=120s")
+    cluster.kubectl("delete", "job", name, "-n", NAMESPACE)
 
 
 def test_a_tag_that_asks_for_another_account_is_refused(cluster: Cluster) -> None:
@@ -247,9 +276,9 @@ def test_a_tag_that_asks_for_another_account_is_refused(cluster: Cluster) -> Non
 
 
 @pytest.mark.parametrize("account", ["control", "code", "run", "service"])
-@pytest.mark.parametrize(
-    ("verb", "what", "namespace"),
-    [
+def test_no_account_may_do_more_than_launch_runs(cluster: Cluster, account: str) -> None:
+    someone = f"--as=system:serviceaccount:{NAMESPACE}:{account}"
+    for verb, what, namespace in (
         ("create", "pods", NAMESPACE),
         ("get", "secrets", NAMESPACE),
         ("list", "secrets", NAMESPACE),
@@ -260,14 +289,9 @@ def test_a_tag_that_asks_for_another_account_is_refused(cluster: Cluster) -> Non
         ("list", "jobs", "kube-system"),
         ("get", "pods", "default"),
         ("list", "nodes", NAMESPACE),
-    ],
-)
-def test_no_account_may_do_more_than_launch_runs(
-    cluster: Cluster, account: str, verb: str, what: str, namespace: str
-) -> None:
-    someone = f"--as=system:serviceaccount:{NAMESPACE}:{account}"
-    answer = cluster.lab.kubectl("auth", "can-i", verb, what, "-n", namespace, someone)
-    assert answer.stdout.strip() == "no"
+    ):
+        answer = cluster.lab.kubectl("auth", "can-i", verb, what, "-n", namespace, someone)
+        assert answer.stdout.strip() == "no", (verb, what, namespace)
 
 
 def test_who_launches_runs_is_refused_when_it_tries_more(cluster: Cluster) -> None:
@@ -282,74 +306,10 @@ def test_who_launches_runs_is_refused_when_it_tries_more(cluster: Cluster) -> No
         assert "forbidden" in done.stderr.lower()
 
 
-def test_no_secrets_value_stands_in_a_job_a_log_or_an_event(cluster: Cluster) -> None:
-    run_id = launch(cluster)
-    cluster.wait(lambda: status(cluster, run_id) in ("SUCCESS", "FAILURE"), 180, "the run has ended")
-    values = [
-        base64.b64decode(value).decode()
-        for name in SECRETS
-        for value in (cluster.get("secret", name).get("data") or {}).values()
-    ]
-    values = [value for value in values if len(value) > 8]
-    assert values
-
-    shown = [json.dumps(jobs(cluster)), json.dumps(cluster.get("pods")), json.dumps(cluster.get("events"))]
-    shown.append(words(cluster, run_id))
-    shown += [cluster.logs(pod["metadata"]["name"]) for pod in pods(cluster, run_id)]
-    shown += [cluster.logs(name) for role in ("dagster-daemon", "code") for name in cluster.pods(role)]
-
-    for text in shown:
-        assert not [value[:4] + "…" for value in values if value in text]
+LIMIT = "mutation($key: String!, $limit: Int!) { setConcurrencyLimit(concurrencyKey: $key, limit: $limit) }"
 
 
-def test_a_late_second_worker_beside_a_live_old_one_makes_exactly_one_commit_visible(cluster: Cluster) -> None:
-    """A Job is copied under another name while its run is alive: two workers of one run."""
-    with without_the_fast_lane(cluster):
-        lon, lat = 24.9612, 60.1802
-        seen = {one["runId"] for one in runs(cluster)}
-        assert cluster.post(square("two-workers", lon, lat)).status_code == 202
-
-        def launched() -> dict[str, Any] | None:
-            found = [one for one in runs(cluster) if one["jobName"] == "build_tiles" and one["runId"] not in seen]
-            return next((made for one in found if (made := job(cluster, one["runId"]))), None)
-
-        made = cluster.wait(launched, 120, "a run has a Job")
-        spec = made["spec"]
-        for name in ("selector", "manualSelector"):
-            spec.pop(name, None)
-        labels = {
-            key: value for key, value in made["metadata"]["labels"].items()
-            if not key.startswith(("batch.kubernetes.io/", "controller-uid", "job-name"))
-        }  # fmt: skip
-        spec["template"]["metadata"]["labels"] = labels
-        spec["template"]["metadata"].pop("name", None)
-        twin = {
-            "apiVersion": "batch/v1", "kind": "Job", "spec": spec,
-            "metadata": {"name": made["metadata"]["name"] + "-t", "labels": labels},
-        }  # fmt: skip
-        cluster.kubectl("create", "-n", NAMESPACE, "-f", "-", input=json.dumps(twin))
-        tile = mercantile.tile(lon + 0.0002, lat + 0.0002, 16)
-        key = Tile(tile.z, tile.x, tile.y).key
-
-        def settled() -> bool:
-            with cluster.stack() as stack:
-                state = stack.ledger.read([key])[key]
-            return state.revision > 0 and not state.dirty
-
-        cluster.wait(settled, 240, "the tile is built")
-        run_id = labels["dagster/run-id"]
-        cluster.wait(
-            lambda: all(one["status"]["phase"] in ("Succeeded", "Failed") for one in pods(cluster, run_id)),
-            180,
-            "both workers have ended",
-        )
-        with cluster.stack() as stack:
-            assert stack.ledger.read([key])[key].revision == 1
-        assert status(cluster, run_id) == "SUCCESS"
-        assert "Ignoring a" in words(cluster, run_id)
-
-
-def test_with_fifty_runs_in_the_queue_pools_and_tag_limits_hold(cluster: Cluster) -> None:
+def test_with_fifty_batches_in_the_queue_pools_and_tag_limits_hold(cluster: Cluster) -> None:
     begun = str(time.time_ns())
     cluster.graphql(LIMIT, key="feature_store", limit=1)
     try:
@@ -362,18 +322,46 @@ def test_with_fifty_runs_in_the_queue_pools_and_tag_limits_hold(cluster: Cluster
                 launch(cluster, "build_tiles", tags | {BATCH_TAG: f"{begun}-{number}"})
         most = {"build_tiles": 0, "observe_features": 0}
 
-        def ten_have_ended() -> bool:
+        def some_have_ended() -> bool:
             found = runs(cluster, **{"test/fifty": begun})
             for name in most:
                 going = [one for one in found if one["jobName"] == name and one["status"] in ("STARTING", "STARTED")]
                 most[name] = max(most[name], len(going))
-            ended = [one["jobName"] for one in found if one["status"] in ("SUCCESS", "FAILURE", "CANCELED")]
-            return all(ended.count(name) >= 5 for name in most)
+            ended = [one["jobName"] for one in found if one["status"] in ENDED]
+            return all(ended.count(name) >= 4 for name in most)
 
-        cluster.wait(ten_have_ended, 600, "five runs of each kind have ended")
+        cluster.wait(some_have_ended, 600, "four runs of each kind have ended")
         assert most == {"build_tiles": 1, "observe_features": 2}
     finally:
-        for one in runs(cluster, **{"test/fifty": begun}):
-            if one["status"] in ("QUEUED", "STARTING", "STARTED"):
-                cluster.graphql("mutation($id: String!) { terminateRun(runId: $id) { __typename } }", id=one["runId"])
+        left = [run["runId"] for run in runs(cluster, **{"test/fifty": begun}) if run["status"] not in ENDED]
+        if left:
+            end(cluster, *left)
         cluster.graphql(LIMIT, key="feature_store", limit=5)
+
+
+def test_no_secrets_value_stands_in_any_job_log_or_event(cluster: Cluster) -> None:
+    """Last here: of all that happened above, whatever is still to be read."""
+    run_id = launch(cluster)
+    cluster.wait(lambda: status(cluster, run_id) in ENDED, 180, "the run has ended")
+    values = {
+        base64.b64decode(value).decode()
+        for secret in cluster.get("secrets")
+        for value in (secret.get("data") or {}).values()
+    }
+    values |= {unquote(password) for value in values if "://" in value and (password := urlsplit(value).password)}
+    values = {value for value in values if len(value) > 8}
+    assert len(values) >= 6
+
+    shown = {"jobs": json.dumps(jobs(cluster)), "pods": json.dumps(cluster.get("pods"))}
+    shown["events"] = json.dumps(cluster.get("events"))
+    shown |= {run["runId"]: words(cluster, run["runId"]) for run in runs(cluster)[:60]}
+    read = 0
+    for pod in cluster.get("pods"):
+        name = pod["metadata"]["name"]
+        printed = cluster.lab.kubectl("logs", "-n", NAMESPACE, name, "--tail=-1").stdout
+        shown[name] = printed
+        read += bool(printed)
+    assert read > 10
+
+    for where, text in shown.items():
+        assert not [value[:4] + "…" for value in values if value in text], where
