@@ -253,7 +253,9 @@ class Lab:
                 "--endpoint-reconciler-type=none", "--kubelet-preferred-address-types=InternalIP",
                 f"--cert-dir={pki}/made", f"--tls-cert-file={pki}/apiserver.crt",
                 f"--tls-private-key-file={pki}/apiserver.key", f"--client-ca-file={pki}/ca.crt",
-                "--authorization-mode=RBAC", f"--service-cluster-ip-range={Network(state.network).service_range}",
+                # As real clusters have it: what pods may be is judged by Pod Security.
+                "--authorization-mode=RBAC", "--allow-privileged=true",
+                f"--service-cluster-ip-range={Network(state.network).service_range}",
                 "--service-account-issuer=https://kubernetes.default.svc",
                 f"--service-account-key-file={pki}/sa.pub", f"--service-account-signing-key-file={pki}/sa.key",
             ]  # fmt: skip

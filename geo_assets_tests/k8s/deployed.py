@@ -110,6 +110,7 @@ class Cluster(Kubectl):
     def __init__(self, lab: Lab, environment: Mapping[str, str], home: Path, receiver: Webhook) -> None:
         super().__init__(lab)
         self.receiver = receiver
+        self._urls: dict[str, str] = {}
         self.environment = {**environment, "GEO_ASSETS_HOME": str(home)}
 
     @property
@@ -122,9 +123,11 @@ class Cluster(Kubectl):
         return Stack(self.settings)
 
     def url(self, service: str) -> str:
-        """Where a service answers, through the proxy."""
-        spec = self.get("service", service)["spec"]
-        return f"http://{local(spec['clusterIP'])}:{spec['ports'][0]['port']}"
+        """Where a service answers, through the proxy; known also while the API is away."""
+        if service not in self._urls:
+            spec = self.get("service", service)["spec"]
+            self._urls[service] = f"http://{local(spec['clusterIP'])}:{spec['ports'][0]['port']}"
+        return self._urls[service]
 
     def graphql(self, query: str, **variables: Any) -> dict[str, Any]:
         """Ask Dagster's own interface."""

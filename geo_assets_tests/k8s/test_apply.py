@@ -172,7 +172,7 @@ BROKEN: dict[str, tuple[str, str, Change, str]] = {
         "PodDisruptionBudget",
         "edge",
         lambda o: o["spec"].update(minAvailable=1),
-        "mutually exclusive",
+        "cannot be both set",
     ),
     "an autoscaler from two to one": (
         "HorizontalPodAutoscaler",
