@@ -99,12 +99,12 @@ class PatientRunLauncher(K8sRunLauncher):
         return {**super().config_type(), "run_service_accounts": accounts}
 
     @property
-    def supports_resume_run(self) -> bool:
+    def supports_resume_run(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
         """A second worker of the same run would be a second level of retries."""
         return False
 
     @property
-    def supports_run_worker_crash_recovery(self) -> bool:
+    def supports_run_worker_crash_recovery(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
         """As `supports_resume_run`: a Job has one name, and no attempt in it."""
         return False
 

@@ -58,7 +58,7 @@ def msk_tokens(region: str | None = None, profile: str | None = None) -> Callabl
     class Chain(CredentialProvider):
         """The credentials as they are now, in the form that the signer asks for."""
 
-        def load(self) -> Credentials:
+        def load(self) -> Credentials:  # pyright: ignore[reportIncompatibleMethodOverride]
             now = _credentials(profile, region)()
             return Credentials(now["access_key_id"], now["secret_access_key"], now["token"])
 
