@@ -30,7 +30,7 @@ ONCE = {"migrate", "bucket"}
 
 SERVICE_KEYS = {
     *("image", "restart", "env_file", "environment", "command", "entrypoint", "ports", "volumes", "depends_on"),
-    *("healthcheck", "shm_size", "cap_drop", "security_opt"),
+    *("healthcheck", "shm_size", "cap_drop", "security_opt", "stop_grace_period"),
 }
 
 

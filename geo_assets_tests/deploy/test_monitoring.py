@@ -81,7 +81,7 @@ def test_every_alert_fires_in_its_story_and_is_quiet_in_the_other() -> None:
 
 def test_every_alert_says_what_it_means_and_how_bad_it_is() -> None:
     for rule in rules():
-        assert set(rule["annotations"]) == {"summary", "description"}, rule["alert"]
+        assert set(rule["annotations"]) == {"summary", "description", "runbook"}, rule["alert"]
         assert rule["labels"]["severity"] in ("critical", "warning")
 
 

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from geo_assets.cli import app
+from geo_assets.cli.answers import out
 from geo_assets.services import canary
 from geo_assets.services.canary import Answers, LockError
 from geo_assets_tests.world import World, feature
@@ -46,7 +47,10 @@ def test_the_sample_has_places_features_and_tiles_that_say_something(found: Answ
     assert len({answer for answer in tiles if answer != "empty"}) == sum(answer != "empty" for answer in tiles)
 
 
-def test_an_answer_that_differs_is_a_row_of_a_table_and_exit_code_1(found: Answers, tmp_path: Path) -> None:
+def test_an_answer_that_differs_is_a_row_of_a_table_and_exit_code_1(
+    found: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(out, "width", 200)
     name = next(name for name in found.answers if name.startswith("tile "))
     other = replace(found, answers={**found.answers, name: "0" * 32}, libraries={**found.libraries, "geos": "3.9.0"})
     lock = tmp_path / "other.json"
