@@ -88,6 +88,7 @@ KINDS: Mapping[str, Kind] = {
     "sts_endpoint": ENDPOINT,
     "purge_urls": CACHES,
     "alert_webhook_urls": WEBHOOKS,
+    "otlp_endpoint": ENDPOINT,
     "public_tiles_url": PUBLIC,
     "public_dagster_url": PUBLIC,
     "public_edge_url": PUBLIC,

@@ -296,6 +296,15 @@ class Settings(BaseSettings):
         default=None, description="Signs each body as Standard Webhooks do: whsec_ and base64, or 16 characters."
     )
 
+    # Traces: with an address, or OpenTelemetry's own OTEL_EXPORTER_OTLP_ENDPOINT, they are on (docs/operations.md).
+    otlp_endpoint: str | None = Field(
+        default=None, description="Collector of traces, OTLP over HTTP: http://collector:4318"
+    )
+    # Who turns traces on wants to see the next edit. An edit of one building makes some twenty spans.
+    trace_ratio: float = Field(
+        default=1.0, ge=0, le=1, description="Share of edits that are traced; a caller that traces decides for its own."
+    )
+
     sources_file: Path | None = Field(
         default=None, description="YAML with the sources; default `sources.yaml` in the home folder."
     )

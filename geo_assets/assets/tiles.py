@@ -31,8 +31,9 @@ from geo_assets import catalog
 from geo_assets.assets.stack_resource import StackResource
 from geo_assets.catalog import FEATURES, TILES, InRun
 from geo_assets.partitions import UnknownPartition
-from geo_assets.services import engines, throughput
+from geo_assets.services import engines, throughput, tracing
 from geo_assets.services.build import TileBuilder, TileResult
+from geo_assets.services.hint_traces import traces_of_run
 from geo_assets.services.pool import WorkersUnavailable
 from geo_assets.services.recipe import current_recipe
 from geo_assets.settings import Settings
@@ -351,10 +352,14 @@ def _build(
     zooms = ports.settings.partitions
     reporter = Reporter(context, ports, Counter(map(zooms.partition_of, keys)))
     started = logged = time.monotonic()
-    with TileBuilder(ports, owner) as builder:
+    tracing_here = tracing.start(ports.settings, "run")
+    traces = traces_of_run(ports, keys)
+    with TileBuilder(ports, owner, traces=traces) as builder:
         try:
             for result in builder.build(keys, force=force):
                 tally.add(result)
+                if traces is not None:
+                    traces.ended(result.key, result.outcome)
                 if reporter.add(result):
                     _sample_memory(tally)
                     reporter.report()
@@ -366,6 +371,8 @@ def _build(
         finally:
             # Committed is committed, whatever stopped the loop: what stands is reported.
             reporter.report(last=True)
+            if tracing_here:
+                tracing.stop()
             if tally.done >= COUNTED_FROM:
                 catalog.count_partitions(context.instance)
     seconds = time.monotonic() - started

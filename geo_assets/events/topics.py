@@ -38,6 +38,10 @@ HEADER_RECEIVED_MS = "received-ms"
 """Milliseconds since the epoch, UTC, never falling within one edge process: the event time of what came without one."""
 HEADER_STAGES = "stages"
 """When an edit passed the stages of its way so far (services/edit_stages.py). For watching: nothing hangs on it."""
+HEADER_TRACEPARENT = "traceparent"
+"""The trace that a record belongs to, by W3C Trace Context (services/tracing.py). For watching: nothing hangs on it."""
+HEADER_TRACE_LINKS = "trace-links"
+"""Of a hint of several edits: the `traceparent` of the others, comma separated."""
 HEADER_SHA256 = "sha256"
 """Hex sha256 of the body (after decompression)."""
 HEADER_POINTER = "pointer"
@@ -60,6 +64,8 @@ HEADERS = frozenset(
         HEADER_CRS,
         HEADER_RECEIVED_MS,
         HEADER_STAGES,
+        HEADER_TRACEPARENT,
+        HEADER_TRACE_LINKS,
         HEADER_SHA256,
         HEADER_POINTER,
         HEADER_CALLBACK,

@@ -13,7 +13,7 @@ import structlog
 
 from geo_assets.events import topics
 from geo_assets.events.records import TileUpdated
-from geo_assets.services import purging
+from geo_assets.services import purging, tracing
 from geo_assets.services.dead_letters import now_ms
 from geo_assets.services.edit_stages import NONE, Stamps, stamps_in
 from geo_assets.services.event_ids import ids_in
@@ -99,7 +99,13 @@ def announce(
         return 0
     stamps = [passed(row, committed_us) for row in rows]
     try:
-        stack.log.append([_record(row, one) for row, one in zip(rows, stamps, strict=True)])
+        records = [_record(row, one) for row, one in zip(rows, stamps, strict=True)]
+        if tracing.ACTIVE is None:
+            stack.log.append(records)
+        else:
+            traces = [tracing.trace_in(row.details) for row in rows]
+            with tracing.Sending("announce tile", traces, [row.key for row in rows]) as sending:
+                stack.log.append(sending.relayed(records))
     except LogUnavailable as fault:
         log.warning("announcements stay owed", rows=len(rows), error=str(fault))
         return 0

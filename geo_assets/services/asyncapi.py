@@ -84,6 +84,13 @@ _HEADERS: dict[str, dict[str, Any]] = {
         "the epoch, UTC. For watching alone.",
         "examples": ['{"received":1777636799000250,"stored":1777636799006100,"hinted":1777636799007900}'],
     },
+    topics.HEADER_TRACEPARENT: {
+        "description": "The trace that it belongs to (W3C Trace Context). What is none counts as absent.",
+        "examples": ["00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"],
+    },
+    topics.HEADER_TRACE_LINKS: {
+        "description": "Of a hint of several edits: the `traceparent` of the others, comma separated.",
+    },
     topics.HEADER_SHA256: {"pattern": "^[0-9a-f]{64}$", "description": "sha256 of the body, hex."},
     topics.HEADER_POINTER: {
         "pattern": "^inbox/[0-9a-f]{64}$",
@@ -168,7 +175,7 @@ _EVENT_HEADERS = (
 )  # fmt: skip
 _RAW_HEADERS = (
     *_EVENT_HEADERS, topics.HEADER_CONTENT_TYPE, topics.HEADER_CRS, topics.HEADER_SHA256, topics.HEADER_REPLAY,
-    topics.HEADER_STAGES,
+    topics.HEADER_STAGES, topics.HEADER_TRACEPARENT,
 )  # fmt: skip
 
 _TOPICS = (
@@ -229,7 +236,7 @@ _TOPICS = (
                 "A tile by `z` (or `zoom`), `x` and `y`; or null, and the key names it.",
                 "TileHintOrNull",
                 (*_EVENT_HEADERS, topics.HEADER_VERTEX_COUNT, topics.HEADER_REGION_PRIORITY, topics.HEADER_REPLAY,
-                 topics.HEADER_STAGES),
+                 topics.HEADER_STAGES, topics.HEADER_TRACEPARENT, topics.HEADER_TRACE_LINKS),
                 [{"name": "by value", "payload": {"z": 14, "x": 9327, "y": 4741}}, {"name": "by key", "payload": None}],
             ),
         ),
@@ -253,7 +260,7 @@ _TOPICS = (
                 "TileHintOrNull",
                 (
                     *_EVENT_HEADERS, topics.HEADER_VERTEX_COUNT, topics.HEADER_REGION_PRIORITY, topics.HEADER_STAGES,
-                    topics.HEADER_REPLAY,
+                    topics.HEADER_REPLAY, topics.HEADER_TRACEPARENT, topics.HEADER_TRACE_LINKS,
                 ),
             ),
         ),
@@ -269,7 +276,15 @@ _TOPICS = (
         "highest one a tile, and ignore a record that is not above it. Announcements may come twice and, between two "
         "writers, out of order. A hash of null says that the tile is empty now. The value is never null.",
         _TILE_KEY,
-        (_Message("tileUpdated", "A tile has a new revision", "Fetch it again.", "TileUpdated"),),
+        (
+            _Message(
+                "tileUpdated",
+                "A tile has a new revision",
+                "Fetch it again.",
+                "TileUpdated",
+                (topics.HEADER_TRACEPARENT,),
+            ),
+        ),
         (
             _Operation("sendTileUpdates", "send", "Whoever committed a tile; a sweep pays what a dead process left."),
             _Operation("receiveTileUpdates", "receive", "The tile server tells map clients (server-sent events)."),

@@ -17,7 +17,7 @@ import numpy as np
 import structlog
 
 from geo_assets.events.dead_letter import DeadLetter
-from geo_assets.services import announce, build_worker, encoding, engines, purging, throughput
+from geo_assets.services import announce, build_worker, encoding, engines, purging, throughput, tracing
 from geo_assets.services.build_worker import BuildTask, Built, Step
 from geo_assets.services.dead_letters import now_ms, write_dead_letters
 from geo_assets.services.edit_stages import now_us
@@ -115,6 +115,7 @@ class TileBuilder:
         lease_s: How long a tile that was taken is left to this builder; default: the settings'.
         cache: Encoded features that this process keeps: of a tile that it has built, only what changed is looked up,
             read and encoded again, unless it is forced. Only `inline`.
+        traces: The spans of the tiles; whoever has a tile's result tells them of it.
     """
 
     def __init__(
@@ -128,8 +129,10 @@ class TileBuilder:
         stages: StageHistograms | None = None,
         lease_s: float | None = None,
         cache: EncodedCache | None = None,
+        traces: tracing.TileTraces | None = None,
     ) -> None:
         self.stack, self.owner, self.cache = stack, owner, cache
+        self._traces = traces
         self._follower = None if cache is None else Follower(stack, cache.max_bytes // FOLLOWED_SHARE)
         self._step = step or build_worker.no_step
         self._inline = inline
@@ -211,6 +214,7 @@ class TileBuilder:
                 saves double work and guards nothing: a tile asked for by name is built all the same.
         """
         ledger = self.stack.ledger
+        began_ns = 0 if self._traces is None else tracing.now_ns()
         for key in keys:
             self._step("take", key)
         states = ledger.take(keys, self.owner, self._lease_s)
@@ -218,6 +222,8 @@ class TileBuilder:
             idle = {key for key, state in states.items() if not state.dirty or state.given_up >= state.wanted}
             if idle:
                 ledger.free(self.owner, sorted(idle))
+                if self._traces is not None:
+                    self._traces.forgotten(idle)
             keys = [key for key in keys if key in states and key not in idle]
         else:
             leased_elsewhere = [key for key in keys if key not in states]
@@ -226,6 +232,8 @@ class TileBuilder:
         prepared = Prepared(states, [], [], [])
         if not keys:
             return prepared
+        if self._traces is not None:
+            self._traces.taken(keys, began_ns)
         for key in keys:
             self._step("read digests", key)
         started = time.perf_counter()
@@ -307,6 +315,8 @@ class TileBuilder:
                 outcome = "emptied" if result.content_hash is None else "built"
                 details: dict[str, Any] = {"ms": round(result.ms, 2), "features": result.features}
                 details = self._details_of(task.key, {**details, "image": settings.image_digest})
+                if self._traces is not None:
+                    details = self._traces.details(task.key, details)
                 commits[task.key] = (
                     Commit(
                         key=task.key,
@@ -346,6 +356,8 @@ class TileBuilder:
             self._step("commit", key)
         owed = self.stack.ledger.commit([commit for commit, _ in commits.values()])
         committed_us = now_us()
+        if self._traces is not None:
+            self._traces.committed(commits, owed)
         purges = [row for rows in owed.values() for row in rows if row.duty == "purge"]
         for row in purges:
             self._step("purge", row.key)

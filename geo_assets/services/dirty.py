@@ -14,6 +14,7 @@ from geo_assets.events import topics
 from geo_assets.events.records import TileHint
 from geo_assets.services.edit_stages import Stamps
 from geo_assets.services.fence_features import owed_fences
+from geo_assets.services.tracing import headers_with
 from geo_assets.tiles.cover import covers
 from geo_assets.tiles.tile import Tile
 from resources.feature_store.protocol import Change, Feature, OutboxRow
@@ -39,6 +40,8 @@ class DirtyPlan:
     known: set[str] = field(default_factory=set)
     received_us: Mapping[str, int] = field(default_factory=dict[str, int])
     """Event key -> when the edge received it, microseconds since the epoch, where that is known: a hint's stamp."""
+    traces: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Event key -> the trace that its hints belong to (`traceparent`), where it is traced."""
     fresh: set[str] = field(default_factory=set)
     """Tiles that this batch adds to `known`, for the caller to add once the transaction is durable."""
 
@@ -77,12 +80,18 @@ class DirtyPlan:
         """One hint a tile; of several edits that touch it, the last one's, with the stamp of the first one received."""
         last: dict[str, int] = {}
         received: dict[str, int] = {}
+        traces: dict[str, dict[str, int]] = {}
         for key, owner in zip(keys, owners, strict=True):
+            if self.traces and (trace := self.traces.get(sides[owner][0].edit.event_key)):
+                traces.setdefault(key, {})[trace] = owner
             last[key] = max(owner, last.get(key, -1))
             stamp = self.received_us.get(sides[owner][0].edit.event_key, 0)
             if stamp and stamp < received.get(key, stamp + 1):
                 received[key] = stamp
-        return [_hint(key, *sides[owner], received.get(key, 0)) for key, owner in last.items()]
+        return [
+            _hint(key, *sides[owner], received.get(key, 0), _newest_first(traces.get(key, {})))
+            for key, owner in last.items()
+        ]
 
     def _collected(self, keys: list[str]) -> list[OutboxRow]:
         self.fresh = set(keys) - self.known
@@ -104,7 +113,11 @@ def _same_place(before: Feature, after: Feature) -> bool:
     return before.geometry == after.geometry and (before.min_zoom, before.max_zoom) == (after.min_zoom, after.max_zoom)
 
 
-def _hint(key: str, change: Change, feature: Feature, received_us: int) -> OutboxRow:
+def _newest_first(traces: Mapping[str, int]) -> list[str]:
+    return sorted(traces, key=lambda trace: -traces[trace])
+
+
+def _hint(key: str, change: Change, feature: Feature, received_us: int, traces: Sequence[str]) -> OutboxRow:
     edit = change.edit
     value = TileHint.of(
         Tile.from_key(key),
@@ -120,6 +133,7 @@ def _hint(key: str, change: Change, feature: Feature, received_us: int) -> Outbo
     }
     if received_us:
         headers[topics.HEADER_STAGES] = Stamps(received=received_us).to_json()
+    headers |= headers_with(traces)
     return OutboxRow("tiles", key, value.to_json(), headers)
 
 

@@ -37,7 +37,7 @@ from geo_assets.events.models import (
 )
 from geo_assets.events.signature import SignatureError, Signed, Verifier
 from geo_assets.events.sources import Source, Sources, UnknownSource
-from geo_assets.services import http_server
+from geo_assets.services import http_server, tracing
 from geo_assets.services.edge_api import edge_document
 from geo_assets.services.edge_body import MemoryBudget, Spool, digest, gunzip, receive
 from geo_assets.services.edge_log import Appender, Submission
@@ -82,6 +82,9 @@ logger = structlog.get_logger()
 _JSON = ("application/json", "application/geo+json")
 _encode = msgspec.json.Encoder().encode
 
+_SPAN = "geo_assets.span"
+"""Where a request's scope holds its span."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
@@ -112,6 +115,8 @@ class _Facts:
     callback: str | None
     received_us: int
     """When it was read and verified, microseconds since the epoch, UTC, never falling."""
+    span: tracing.Span | None = None
+    """Where it is traced."""
 
     @property
     def received_ms(self) -> int:
@@ -179,12 +184,16 @@ class _Edge:
             finally:
                 self.open -= 1
                 self.metrics.answered(kind.name, status, time.perf_counter() - began)
+                if (span := request.scope.get(_SPAN)) is not None:
+                    span.set_attribute("http.response.status_code", status)
+                    span.end()
             return response
 
         return handle
 
     async def accept(self, kind: _Kind, request: Request) -> Response:
         """Everything between a request and its 202."""
+        arrived_ns = tracing.now_ns()
         headers = _headers(request)
         source = self.source(headers)
         try:
@@ -211,7 +220,9 @@ class _Edge:
                 signed = verifier.finish()
             except SignatureError as fault:
                 raise _unsigned(fault) from None
-            facts = _Facts(kind, source, signed, content_type, crs, callback, self.stamp())
+            span = None if tracing.ACTIVE is None else _span(kind, source, headers, arrived_ns)
+            request.scope[_SPAN] = span
+            facts = _Facts(kind, source, signed, content_type, crs, callback, self.stamp(), span)
             if spool.size <= LARGE_BYTES and not gzipped:
                 return await self.submit(facts, spool, self.small)
             async with self.large_places:
@@ -242,6 +253,9 @@ class _Edge:
             detail = f"The event log did not answer within {LOG_WAIT_S:g} s; send it again under the same id."
             raise unavailable(detail, 5) from None
         self.metrics.outcomes.labels(facts.kind.name, outcome).inc()
+        if facts.span is not None:
+            facts.span.set_attribute("geo_assets.event_id", event_id)
+            facts.span.set_attribute("geo_assets.outcome", outcome)
         if outcome == "conflict":
             detail = "This webhook-id came before with another body. A changed body is a new message with a new id."
             raise ProblemError(409, "webhook-id", detail, field="webhook-id", value=facts.signed.webhook_id)
@@ -298,6 +312,7 @@ class _Edge:
         event_id = envelope.event_id or facts.signed.webhook_id or sha256
         headers = headers_of(facts.kind.name, source.name, event_id, facts.received_ms)
         headers[topics.HEADER_STAGES] = Stamps(received=facts.received_us).to_json()
+        headers |= _trace(facts.span)
         headers[topics.HEADER_SHA256] = sha256
         headers[topics.HEADER_CONTENT_TYPE] = facts.content_type
         if facts.crs is not None:
@@ -331,7 +346,7 @@ class _Edge:
             return made
         # It goes to the builders as it is: received is hinted.
         stamps = Stamps(received=facts.received_us, hinted=facts.received_us)
-        return replace(made, headers={**made.headers, topics.HEADER_STAGES: stamps.to_json()})
+        return replace(made, headers={**made.headers, topics.HEADER_STAGES: stamps.to_json(), **_trace(facts.span)})
 
     # -- small things --------------------------------------------------------------------------------------------
     def source(self, headers: Mapping[str, str]) -> Source:
@@ -427,8 +442,10 @@ def run(settings: Settings) -> None:
     sources = configuration.load_sources(settings)
     log, guard, tiles = ports.open_log(settings), ports.open_guard(settings), ports.open_tile_store(settings)
     try:
+        app = create_app(log, guard, tiles, sources, settings)
+        tracing.start(settings, "edge")
         http_server.serve(
-            create_app(log, guard, tiles, sources, settings),
+            app,
             host=settings.host,
             port=settings.edge_port,
             service="edge",
@@ -440,6 +457,27 @@ def run(settings: Settings) -> None:
     finally:
         for port in (tiles, guard, log):
             port.close()
+        tracing.stop()
+
+
+def _span(kind: _Kind, source: Source, headers: Mapping[str, str], arrived_ns: int) -> tracing.Span | None:
+    """The span of a signed request, of the trace that it says it belongs to. Positions are people's, and have none."""
+    if tracing.ACTIVE is None or kind.name == "positions":
+        return None
+    return tracing.ACTIVE.begin(
+        f"POST /v1/{kind.name}",
+        "server",
+        parent=headers.get("traceparent", ""),
+        start_ns=arrived_ns,
+        attributes={"geo_assets.source": source.name, "http.request.method": "POST"},
+    )
+
+
+def _trace(span: tracing.Span | None) -> dict[str, str]:
+    """The header that hands a trace on: one that is not recorded too, so that nobody begins another."""
+    if span is None or tracing.ACTIVE is None:
+        return {}
+    return {topics.HEADER_TRACEPARENT: tracing.ACTIVE.header(span)}
 
 
 def _headers(request: Request) -> dict[str, str]:

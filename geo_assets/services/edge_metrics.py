@@ -7,6 +7,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from geo_assets.services.edit_stages import StageHistograms, Stamps, now_us
+from geo_assets.services.tracing import SPANS
 
 _LATENCY = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 """Seconds; dense around 100 ms, the figure that p99 is held against."""
@@ -40,6 +41,7 @@ class EdgeMetrics:
             "edge_tile_bbox_disagrees", "Tile events whose bbox is not their tile's.", registry=r
         )
         self._stages = StageHistograms(r)
+        r.register(SPANS)
         Gauge("edge_waiting", "Requests whose records wait for an append.", registry=r).set_function(waiting)
         Gauge("edge_open_requests", "Requests at work.", registry=r).set_function(open_requests)
 

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -32,7 +32,7 @@ from geo_assets.events.records import MAX_PART_ID
 from geo_assets.flow import retries
 from geo_assets.flow.retries import Backoff
 from geo_assets.ports import inbox_object
-from geo_assets.services import ingest_worker, outbox
+from geo_assets.services import ingest_worker, outbox, tracing
 from geo_assets.services.callbacks import Callbacks, Told
 from geo_assets.services.dead_letters import now_ms, write_dead_letters
 from geo_assets.services.dirty import DirtyPlan
@@ -94,6 +94,7 @@ HINTS = Counter("geo_assets_ingest_hints_total", "Hints sent to [tiles] and [til
 HOT = Gauge("hot_tiles", "Tiles whose hints go to [tiles-hot], as they are so many.", registry=REGISTRY)
 BATCH_SECONDS = Histogram("geo_assets_ingest_batch_seconds", "From read to commit of a batch.", registry=REGISTRY)
 STAGES = StageHistograms(REGISTRY)
+REGISTRY.register(tracing.SPANS)
 LAG = Gauge("geo_assets_ingest_lag_records", "Raw records not worked off yet.", registry=REGISTRY)
 
 
@@ -125,6 +126,8 @@ class Outcome:
     letters: list[DeadLetter] = field(default_factory=list)
     passed_on: list[NewRecord] = field(default_factory=list)
     """Events that belong on another topic: somebody wrote positions or tile events to `[raw]`."""
+    span: tracing.Span | None = None
+    """Where it is traced."""
 
     def count(self, name: str) -> None:
         """One more of this outcome."""
@@ -306,8 +309,16 @@ class Ingest:
             records: In order. Those of another call, in another thread, are of other partitions.
             pool: Whose processes validate.
         """
-        pool = pool or self._pool
         outcomes = [Outcome(_readable(record)) for record in records]
+        batch = _begin_spans(outcomes)
+        try:
+            self._work(outcomes, pool or self._pool)
+        finally:
+            if batch is not None:
+                _end_spans(outcomes, batch)
+        return outcomes
+
+    def _work(self, outcomes: list[Outcome], pool: WorkerPool) -> None:
         small: list[tuple[int, BodyTask]] = []
         large: list[tuple[int, BodyTask]] = []
         for index, outcome in enumerate(outcomes):
@@ -335,7 +346,6 @@ class Ingest:
         send_fences(self.stack)
         outbox.plan_wide(self.stack)
         self._report(outcomes)
-        return outcomes
 
     def _send_hints(self, stored_us: int) -> None:
         """Tell the builders what was stored so far, in this batch or before it; when, in microseconds, if just now."""
@@ -391,6 +401,9 @@ class Ingest:
         kind = headers[topics.HEADER_KIND]
         if kind != "features":
             outcome.passed_on = self._events_of(kind, body, at, headers.get(topics.HEADER_CALLBACK))
+            if kind == "tiles" and (trace := tracing.header_of(outcome.span)):
+                more = tracing.headers_with([trace])
+                outcome.passed_on = [replace(one, headers={**one.headers, **more}) for one in outcome.passed_on]
             return None
         return BodyTask(at, body)
 
@@ -548,7 +561,14 @@ class Ingest:
             self._step("apply")
             stamps = {index: stamps_of(outcomes[index].record) for index in {index for index, _ in owners}}
             received = {edit.event_key: stamps[index].received for edit, (index, _) in zip(edits, owners, strict=True)}
-            plan = DirtyPlan(self.stack.layers, self.stack.settings.edit_cap, received_us=received)
+            traces: dict[str, str] = {}
+            if tracing.ACTIVE is not None:
+                traces = {
+                    edit.event_key: trace
+                    for edit, (index, _) in zip(edits, owners, strict=True)
+                    if (trace := tracing.header_of(outcomes[index].span))
+                }
+            plan = DirtyPlan(self.stack.layers, self.stack.settings.edit_cap, received_us=received, traces=traces)
             done = self.stack.features.apply(edits, plan, now_ms=now_ms())
             stored_us = now_us()
             first_us = first_us or stored_us
@@ -613,6 +633,47 @@ class Ingest:
                 totals["dead_letters"] = totals.get("dead_letters", 0) + dead
             self._callbacks.tell(Told.of(outcome.record, outcome.counts, outcome.letters))
         log.info("ingested", records=len(outcomes), event_ids=told_ids(map(_event_id, outcomes)), **totals)
+
+
+def _begin_spans(outcomes: Sequence[Outcome]) -> tracing.Span | None:
+    """A span for each record, of the trace that it came with, and the batch's, to which they are linked.
+
+    What is replayed begins a trace that is linked to its first one: it may have lain for days.
+    """
+    tracer = tracing.ACTIVE
+    if tracer is None:
+        return None
+    for outcome in outcomes:
+        headers = outcome.record.headers
+        if headers.get(topics.HEADER_KIND) == "positions":
+            continue
+        trace, replayed = headers.get(topics.HEADER_TRACEPARENT, ""), topics.HEADER_REPLAY in headers
+        outcome.span = tracer.begin(
+            "ingest", "consumer", parent="" if replayed else trace, links=[trace] if replayed else []
+        )
+    traced = [outcome.span for outcome in outcomes if outcome.span is not None and outcome.span.is_recording()]
+    if not traced:
+        return None
+    batch = tracer.begin("ingest batch", "consumer", sampled=True, attributes={"geo_assets.records": len(outcomes)})
+    header = tracer.header(batch)
+    for span in traced:
+        tracer.link(span, header)
+    return batch
+
+
+def _end_spans(outcomes: Sequence[Outcome], batch: tracing.Span) -> None:
+    for outcome in outcomes:
+        span, headers = outcome.span, outcome.record.headers
+        if span is None:
+            continue
+        if event_id := _event_id(outcome):
+            span.set_attribute("geo_assets.event_id", event_id)
+        span.set_attribute("geo_assets.source", headers.get(topics.HEADER_SOURCE, "")[:MAX_SOURCE])
+        became = [*sorted(outcome.counts), *(["dead letter"] if outcome.letters else [])]
+        # Nothing yet: the batch is done again.
+        span.set_attribute("geo_assets.outcome", ", ".join(became) or "not yet")
+        span.end()
+    batch.end()
 
 
 def _event_id(outcome: Outcome) -> str:
@@ -694,6 +755,7 @@ def run(settings: Settings, *, once: bool = False) -> None:
         keeper = FenceKeeper(lambda: Stack(settings))
         metrics = None
         pipeline = PipelineMetrics(lambda: Stack(settings))
+        tracing.start(settings, "ingest")
         try:
             if once:
                 while not PROCESS.asked and ingest.run_once(timeout_s=2.0):
@@ -715,4 +777,5 @@ def run(settings: Settings, *, once: bool = False) -> None:
                     thread.stop()
             if metrics is not None:
                 metrics()
+            tracing.stop()
             log.info("ingest stopped")

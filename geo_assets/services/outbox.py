@@ -15,6 +15,7 @@ import shapely
 import structlog
 
 from geo_assets.events import topics
+from geo_assets.services import tracing
 from geo_assets.services.dirty import wide_areas
 from geo_assets.services.edit_stages import NONE, Stamps, stamps_in_header
 from geo_assets.tiles.cover import cover
@@ -61,7 +62,13 @@ def send_hints(
     while rows := stack.features.owed(PAGE, kind="tiles"):
         stamps = [_passed(row, stored_us) for row in rows]
         where = [topics.TILES if hot is None else hot.topic_of(row.key) for row in rows]
-        stack.log.append([_hint_record(*one) for one in zip(where, rows, stamps, strict=True)])
+        records = [_hint_record(*one) for one in zip(where, rows, stamps, strict=True)]
+        if tracing.ACTIVE is None:
+            stack.log.append(records)
+        else:
+            traces = [row.headers.get(topics.HEADER_TRACEPARENT, "") for row in rows]
+            with tracing.Sending("send hints", traces, [row.key for row in rows]) as sending:
+                stack.log.append(sending.relayed(records))
         if stages is not None:
             stages.observe(stamps, "hinted")
         if hot is not None:

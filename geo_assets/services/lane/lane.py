@@ -20,7 +20,7 @@ import structlog
 from geo_assets.events import topics
 from geo_assets.flow.budget import Ticket, VertexBudget
 from geo_assets.flow.retries import Backoff, Retries
-from geo_assets.services import build_worker, encoding, engines
+from geo_assets.services import build_worker, encoding, engines, tracing
 from geo_assets.services.build import Prepared, TileBuilder, TileResult
 from geo_assets.services.build_worker import BuildTask, Built
 from geo_assets.services.dead_letters import now_ms
@@ -121,6 +121,7 @@ class Lane:
         self._clock, self._step = clock, step or build_worker.no_step
         self._reader = HintReader(stack, topics.TILE_HINTS)
         self._cache = EncodedCache(settings.encoded_cache_mb * 1_000_000) if settings.engine == "numpy" else None
+        self._traces = tracing.tile_traces("lane")
         self._builder = TileBuilder(
             stack,
             worker,
@@ -130,6 +131,7 @@ class Lane:
             stages=metrics.STAGES,
             lease_s=LEASE_S,
             cache=self._cache,
+            traces=self._traces,
         )
         self._pool = WorkerPool(
             settings.live_build_workers, settings.build_timeout_s, build_worker.start, (settings, stack.scoped)
@@ -171,6 +173,7 @@ class Lane:
         """Load what the first build would wait for."""
         self._pool.warm()
         current_recipe(self.stack.layers, engines.version(self.stack))
+        self._polled = self._clock()  # What it took to start is no gap between two polls.
 
     # -- the loop ----------------------------------------------------------------------------------------------------
     def run(self, stop: threading.Event, ready: Readiness | None = None) -> None:
@@ -269,6 +272,8 @@ class Lane:
                 waiting = self._events.setdefault(key, {})
                 if len(waiting) < TOLD_EVENTS and (event_id := record.headers.get(topics.HEADER_EVENT_ID)):
                     waiting[event_id] = None
+                if self._traces is not None:
+                    self._traces.hinted(key, record.headers)
                 self._stamps[key] = earliest((stamps_of(record), self._stamps.get(key, NONE)))
         metrics.RECORDS.inc(len(records))
         for key in sorted(keys, key=lambda key: key.partition(":")[2]):
@@ -288,6 +293,8 @@ class Lane:
         self._taken.clear()
         self._events.clear()
         self._building.clear()
+        if self._traces is not None:
+            self._traces.clear()
         try:
             self._reader.again()
             if not self._jobs:
@@ -419,6 +426,8 @@ class Lane:
             self._built += 1
             self._taken.pop(result.key, None)
             events = self._building.pop(result.key, None)
+            if self._traces is not None:
+                self._traces.ended(result.key, result.outcome)
             log.debug("looked at", tile=result.key, outcome=result.outcome, event_ids=events or [])
             self._progress_ms = now_ms()
             metrics.TILES.labels(result.outcome).inc()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from geo_assets.services.edit_stages import StageHistograms
+from geo_assets.services.tracing import SPANS
 
 REGISTRY = CollectorRegistry()
 RECORDS = Counter("geo_assets_lane_records_total", "Hints read from [tiles].", registry=REGISTRY)
@@ -26,3 +27,4 @@ POLL_GAP = Gauge(
 )
 OUTAGES_SEEN = Counter("geo_assets_lane_outages_total", "Turns given up as a port was away.", registry=REGISTRY)
 STAGES = StageHistograms(REGISTRY)
+REGISTRY.register(SPANS)

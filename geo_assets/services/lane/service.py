@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from geo_assets.services import tracing
 from geo_assets.services.draining import PROCESS
 from geo_assets.services.lane.lane import Lane
 from geo_assets.services.lane.metrics import REGISTRY
@@ -86,6 +87,7 @@ def run(settings: Settings) -> None:
     worker = f"lane:{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
     with Stack(settings) as stack:
         follow_layers(stack.ensure())
+        tracing.start(settings, "lane")
         lane = Lane(stack, worker)
         PROCESS.when_late(lane.give_up)
         reporter = Reporter(settings)
@@ -102,4 +104,5 @@ def run(settings: Settings) -> None:
             reporter.stop()
             if metrics is not None:
                 metrics()
+            tracing.stop()
             log.info("the lane stopped", tiles=lane.built)
