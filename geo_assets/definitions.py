@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import structlog
 from dagster import Definitions, in_process_executor
 
+from geo_assets import logs
 from geo_assets.assets.backfill import backfill_region
 from geo_assets.assets.dead_letters import dead_letters, replay_dead_letters
 from geo_assets.assets.features import features
@@ -36,8 +38,12 @@ from sensors.dead_letter_counts import dead_letter_counts
 from sensors.geofence_positions import geofence_positions
 from sensors.tile_updates import tile_updates
 
-# The code server and every run load this: on other libraries than the locked ones they would build other tiles.
-native.compare(Settings())
+# The code server and every run load this, whatever started them. What they log has no values of variables in it.
+_settings = Settings()
+if not structlog.is_configured():
+    logs.configure_events(_settings.log_level, _settings.log_format, cache=False)
+# On other libraries than the locked ones they would build other tiles.
+native.compare(_settings)
 
 defs = Definitions(
     assets=[features, tiles, tileset, geofence_triggers, dead_letters],

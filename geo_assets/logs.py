@@ -32,6 +32,26 @@ def configure(level: str = "info", log_format: str = "auto", *, stream: object |
         log_format: `console`, `json`, or `auto` (console).
         stream: Where lines go; standard error by default, so that a command's answer stays alone on standard output.
     """
+    target = stream or _Stderr()
+    configure_events(level, log_format, stream=target)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=target, force=True)  # pyright: ignore[reportCallIssue, reportArgumentType]
+    # A server that is away is told once by the port in front of the pool; the pool itself warns of every attempt.
+    logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
+
+
+def configure_events(
+    level: str = "info", log_format: str = "auto", *, stream: object | None = None, cache: bool = True
+) -> None:
+    """Set up structlog alone, for processes whose other logging is somebody else's: Dagster's.
+
+    Its own default shows the variables of each frame of a traceback, passwords among them. Here none is shown.
+
+    Args:
+        level: As of `configure`.
+        log_format: The same.
+        stream: The same.
+        cache: Whether loggers keep this for good.
+    """
     number = logging.getLevelNamesMapping().get(level.upper(), logging.INFO)
     target = stream or _Stderr()
     shared = [
@@ -53,8 +73,5 @@ def configure(level: str = "info", log_format: str = "auto", *, stream: object |
         else [*shared, structlog.processors.StackInfoRenderer(), renderer],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.PrintLoggerFactory(target),  # pyright: ignore[reportArgumentType]
-        cache_logger_on_first_use=True,
+        cache_logger_on_first_use=cache,
     )
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=target, force=True)  # pyright: ignore[reportCallIssue, reportArgumentType]
-    # A server that is away is told once by the port in front of the pool; the pool itself warns of every attempt.
-    logging.getLogger("psycopg.pool").setLevel(logging.ERROR)

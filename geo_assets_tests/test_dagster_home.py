@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -70,3 +73,26 @@ def test_the_pool_s_own_warnings_of_every_attempt_are_not_logged(log_format: str
     logs.configure("info", log_format)
     assert not logging.getLogger("psycopg.pool").isEnabledFor(logging.WARNING)
     assert logging.getLogger("psycopg.pool").isEnabledFor(logging.ERROR)
+
+
+def test_a_traceback_in_a_process_of_dagster_shows_no_variable(tmp_path: Path) -> None:
+    code = """
+import structlog
+import geo_assets.definitions
+def connect(url):
+    raise ConnectionError("refused")
+try:
+    connect("postgresql://maps:" + "needle" * 3 + "@db/maps")
+except ConnectionError:
+    structlog.get_logger().exception("audit failed")
+"""
+    environment = {**os.environ, "GEO_ASSETS_HOME": str(tmp_path)}
+    for log_format in ("console", "json"):
+        said = subprocess.run(
+            [sys.executable, "-c", code], env=environment | {"GEO_ASSETS_LOG_FORMAT": log_format},
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        printed = said.stdout + said.stderr
+        assert "audit failed" in printed
+        assert "ConnectionError: refused" in printed
+        assert "needleneedle" not in printed
