@@ -20,6 +20,7 @@ from deploy.lab.binary import binary, cache
 from deploy.lab.cluster import NODE, ROOT, Lab
 from deploy.lab.faults import LabFault
 from deploy.lab.network import local
+from deploy.lab.node.remains import left
 from geo_assets import dagster_home
 from geo_assets.events.signature import sign
 from geo_assets.settings import Settings
@@ -284,7 +285,9 @@ def platform(folder: Path) -> Iterator[Cluster]:
                 raise AssertionError(f"{fault}\n{cluster.why()}") from None
             yield cluster
         finally:
+            listed = lab.kubectl("get", "pods", "-A", "-o", "jsonpath={.items[*].metadata.uid}").stdout
             lab.down()
+        assert left(lab.folder, set(listed.split())) == []
 
 
 @contextmanager

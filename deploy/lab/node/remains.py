@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from pathlib import Path
 
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -83,6 +83,21 @@ def _removed(place: Path) -> bool:
         except OSError:
             return False
     return True
+
+
+def left(folder: Path, pods: Set[str]) -> list[str]:
+    """What is still there of a node and of these pods (uids): processes, mounts, cgroups. After its end, nothing."""
+    inside = str(folder.resolve()).encode()
+    found = [f"mount {mount}" for mount in _mounts_below(folder)]
+    found += [f"cgroup {place}" for place in _lab_cgroups() if place.name[4:].partition(".")[0] in pods]
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if inside in command:
+            found.append(f"process {process.name}: {command.replace(bytes(1), b' ').decode(errors='replace')[:200]}")
+    return found
 
 
 def _mounts_below(folder: Path) -> list[str]:
