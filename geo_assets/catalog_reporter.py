@@ -12,10 +12,8 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 
 import structlog
-from dagster import DagsterInstance
 
 from geo_assets import catalog
 from geo_assets.dagster_instance import instance_of
@@ -49,15 +47,10 @@ def _maker(row: Owed) -> str:
     return str(said.get("by", "")) if isinstance(said, dict) else ""
 
 
-def _instance(settings: Settings) -> AbstractContextManager[DagsterInstance]:
-    """The instance that this process's environment names, as in a container, or else that of the home."""
-    return DagsterInstance.get() if os.environ.get("DAGSTER_HOME") else instance_of(settings)
-
-
 def run(settings: Settings, stop: threading.Event) -> None:
     """Report until asked to stop, while this process holds the lease; the lease only saves work."""
     owner = f"{socket.gethostname()}:{os.getpid()}"
-    with _instance(settings) as instance, Stack(settings) as stack:
+    with instance_of(settings) as instance, Stack(settings) as stack:
         while not stop.wait(EVERY_S):
             try:
                 try:

@@ -11,8 +11,6 @@ tiles. Here it is known to be gone: the supervisor ended its processes.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import importlib.metadata
 import json
 import os
 import shutil
@@ -26,6 +24,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from geo_assets import dagster_databases
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance
@@ -54,35 +54,16 @@ def end_lost_runs(instance: DagsterInstance) -> int:
 # -- the three processes -------------------------------------------------------------------------------------------
 
 
-def databases() -> None:
-    """Create Dagster's databases, each of which makes its tables when it is first used."""
-    from dagster import DagsterInstance, RunsFilter
-
-    with DagsterInstance.get() as instance:
-        instance.get_runs(RunsFilter(run_ids=["none"]), limit=1)
-        instance.event_log_storage.get_asset_records([])
-        if instance.schedule_storage is not None:
-            instance.schedule_storage.all_instigator_state()
-
-
 def create_databases(home: Path) -> None:
-    """Have the databases made by one process before any other opens them; nothing to do where that was done before.
-
-    Two processes that make them at once write their schema's version twice, and no process can open them after that.
+    """Have the databases made before any of the three opens them; nothing to do where that was done before.
 
     Raises:
         SystemExit: They cannot be made; the lines above say why.
     """
-    # Another server in the same home is another database.
-    server = os.environ.get("GEO_ASSETS_DAGSTER_POSTGRES_URL", "")
-    made = home / "databases-made"
-    version = f"{importlib.metadata.version('dagster')} {hashlib.sha256(server.encode()).hexdigest()[:16]}"
-    if made.exists() and made.read_text() == version:
+    if dagster_databases.made(home):
         return
-    code = subprocess.run([sys.executable, "-m", "geo_assets.dagster_dev", "databases"], check=False).returncode
-    if code:
+    if subprocess.run([sys.executable, "-m", "geo_assets.dagster_dev", "databases"], check=False).returncode:
         raise SystemExit("Dagster's databases cannot be made")
-    made.write_text(version)
 
 
 def daemon(folder: Path, arguments: Sequence[str]) -> None:
@@ -219,7 +200,7 @@ def main() -> None:
     """Be one of the processes, as the first argument says, or else the parent of all."""
     role = next(iter(sys.argv[1:]), "")
     if role == "databases":
-        databases()
+        dagster_databases.make(Path(os.environ["DAGSTER_HOME"]))
     elif role in ("daemon", "webserver"):
         folder, *arguments = sys.argv[2:]
         (daemon if role == "daemon" else webserver)(Path(folder), arguments)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dagster import DagsterInstance
 
-from geo_assets import dagster_home
+from geo_assets import dagster_databases, dagster_home
 from geo_assets.configuration import ConfigurationError
 from geo_assets.settings import Settings
 
@@ -26,6 +26,7 @@ def instance_of(settings: Settings) -> Iterator[DagsterInstance]:
     folder = settings.home / "dagster"
     if (folder / "dagster.yaml").is_file():
         os.environ.update(dagster_home.environment(settings, folder))
+        dagster_databases.make(folder)
         with DagsterInstance.from_config(str(folder)) as opened:
             yield opened
         return

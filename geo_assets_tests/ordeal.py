@@ -11,6 +11,7 @@ import random
 import threading
 import time
 from typing import Any
+from unittest import mock
 
 import httpx
 import psutil
@@ -210,9 +211,12 @@ def verify(platform: Platform, last: dict[int, int]) -> None:
 def catalogued(settings: Settings, keys: list[str]) -> dict[str, int]:
     """Newest revision that the catalog has of each tile."""
     folder = settings.home / "dagster"
-    os.environ.update(dagster_home.environment(settings, folder))
     found: dict[str, int] = {}
-    with DagsterInstance.from_config(str(folder)) as instance:
+    # For as long as it takes: what is started later from here would look at this home.
+    with (
+        mock.patch.dict(os.environ, dagster_home.environment(settings, folder)),
+        DagsterInstance.from_config(str(folder)) as instance,
+    ):
         for start in range(0, len(keys), 20):
             wanted = AssetRecordsFilter(asset_key=AssetKey("tiles"), asset_partitions=keys[start : start + 20])
             for record in instance.fetch_materializations(wanted, limit=10_000).records:

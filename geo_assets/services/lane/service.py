@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from typing import TYPE_CHECKING
 
@@ -51,9 +52,12 @@ class Reporter(threading.Thread):
             self._process = subprocess.Popen(
                 [sys.executable, "-m", REPORTER], stdin=subprocess.DEVNULL, preexec_fn=end_with_parent
             )
+            began = time.monotonic()
             code = self._process.wait()
             if not self._stop_asked.is_set():
-                wait_s = min(REPORTER_WAIT_S[1], wait_s * 2)
+                # One that worked for longer than that starts at once again.
+                lived = time.monotonic() - began > REPORTER_WAIT_S[1]
+                wait_s = REPORTER_WAIT_S[0] if lived else min(REPORTER_WAIT_S[1], wait_s * 2)
                 log.warning("the reporter ended", code=code, seconds=wait_s)
 
     def ask_to_stop(self) -> None:
