@@ -29,6 +29,8 @@ class Service:
                 **os.environ,
                 "GEO_ASSETS_HOME": str(home),
                 "GEO_ASSETS_INGEST_WORKERS": "1",
+                # Finishing what is under way takes as long as the machine needs.
+                "GEO_ASSETS_DRAIN_S": "60",
                 **{f"GEO_ASSETS_{each}_PORT": str(port) for each, port in ports.items()},
                 **environment,
             },

@@ -122,7 +122,7 @@ def test_it_sees_the_triggers_of_its_devices_and_times_them(world: World) -> Non
         stop.set()
         runner.join(30)
     assert report["triggers"]["ENTER"] > 20
-    assert report["trigger_ms"]["p50"] < 5_000
+    assert 0 < report["trigger_ms"]["p50"] <= report["trigger_ms"]["p99"]
     # What others' devices do is not counted.
     assert sum(again["triggers"].values()) <= 5
 
