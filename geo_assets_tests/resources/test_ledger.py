@@ -156,10 +156,13 @@ def test_work_is_found_by_index_among_half_a_million_tiles(path: Path) -> None:
                SELECT '14:' || i, 14, NULL, 1, 'a', 1, 1 FROM n"""
         )
     ledger.mark(keys_of(200))
-    began = time.perf_counter()
-    assert len(ledger.dirty(1_000)) == 200
-    # Measured 3 ms; a scan of the table takes 300.
-    assert time.perf_counter() - began < 0.1
+    took: list[float] = []
+    for _ in range(10):
+        began = time.perf_counter()
+        assert len(ledger.dirty(1_000)) == 200
+        took.append(time.perf_counter() - began)
+    # Measured 3 ms; a scan of the table takes 300, each time.
+    assert min(took) < 0.1
 
 
 class AgainstTheModel(RuleBasedStateMachine):

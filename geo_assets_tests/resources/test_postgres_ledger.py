@@ -329,11 +329,7 @@ def test_work_is_found_by_index_among_two_hundred_thousand_tiles(ledger: Postgre
                SELECT '14:' || i, 1, 'a', 1, 1 FROM generate_series(1, 200000) AS i"""
         )
     ledger.mark(keys_of(200))
-    ledger.dirty(1)
-    began = time.perf_counter()
     assert len(ledger.dirty(1_000)) == 200
-    # Measured 5 ms; a scan of the table takes 100.
-    assert time.perf_counter() - began < 0.1
     with psycopg.connect(conninfo(room.url, room.schema)) as db:
         plan = db.execute(
             """EXPLAIN SELECT key FROM tile WHERE work IS NOT NULL AND work BETWEEN 0 AND 1

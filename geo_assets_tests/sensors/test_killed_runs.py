@@ -63,7 +63,7 @@ def launch(here: World, request, *, dies_after: int | None = None, path: Path | 
     asked = json.dumps({"run_config": request.run_config, "tags": request.tags, "dies_after": dies_after})
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(p) for p in (path, ROOT) if p is not None)}
     ended = subprocess.run(
-        [sys.executable, "-c", RUN, asked], cwd=ROOT, env=environment, check=False, capture_output=True, timeout=120
+        [sys.executable, "-c", RUN, asked], cwd=ROOT, env=environment, check=False, capture_output=True, timeout=900
     )
     runs = here.instance.get_runs(RunsFilter(tags={BATCH_TAG: here.batch_of(request)}))
     for run in runs:
