@@ -19,7 +19,6 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from geo_assets.geofence.rules import Rules
 from geo_assets.geofence.state import Snapshot
 from geo_assets.geofence.triggers import NAMES, Trigger, key
 from geo_assets.services import forgetting
-from geo_assets.services.fences import FenceBook, FencesLost
+from geo_assets.services.fences import FenceBook
 from geo_assets.services.geofence_snapshots import in_force
 from geo_assets.stack import Stack
 from geo_assets_tests.geofence.reference import Record as Said
@@ -255,13 +254,10 @@ class Watcher(threading.Thread):
         self._book = FenceBook(stack)
         self._number = (0, 0)
         self._revision = -1
-        self._sets: dict[str, FenceSet] = {}
         self._to_forget: set[str] = set()
         self.changes: list[Change] = []
         self.fault: BaseException | None = None
         self.stop = threading.Event()
-        # The first question to a store takes a second, in which a first snapshot may come and go.
-        assert stack.tiles.get("geofence/none") is None
         self.start()
 
     def run(self) -> None:
@@ -272,10 +268,6 @@ class Watcher(threading.Thread):
             self.fault = fault
 
     def _look(self) -> None:
-        # Before a run takes it up: a set that was taken up may be gone as soon as the next one is.
-        standing = self._book.standing()
-        with suppress(FencesLost):
-            self._set(standing.name)
         self._to_forget |= set(forgetting.wishes(self._stack.ledger))
         stored = in_force(self._stack.ledger)
         if not stored.name or (stored.epoch, stored.number) == self._number:
@@ -289,12 +281,7 @@ class Watcher(threading.Thread):
                 self._to_forget.remove(device)
         if stored.revision != self._revision:
             self._revision = stored.revision
-            self.changes.append(Change(stored.offsets, fences=self._set(stored.fences)))
-
-    def _set(self, name: str) -> FenceSet:
-        if name not in self._sets:
-            self._sets[name] = self._book.index(name).fence_set
-        return self._sets[name]
+            self.changes.append(Change(stored.offsets, fences=self._book.index(stored.fences).fence_set))
 
     def end(self) -> list[Change]:
         self._look()
