@@ -859,7 +859,7 @@ class LedgerContract:
         each = (time.perf_counter() - began) / len(single)
         began = time.perf_counter()
         through(together)
-        # Measured 0.1 ms a tile against 5: a round trip a row, or a scan of the table for each, would show.
+        # 20,000 were measured at 2.0 s together: a round trip a row, or a scan of the table for each, would show.
         assert (time.perf_counter() - began) / len(together) < each / 3
         assert ledger.counts().published == len(keys)
 
