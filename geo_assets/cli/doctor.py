@@ -81,9 +81,12 @@ def checks(current: object) -> Iterator[tuple[str, Callable[[], str]]]:
 
 def _libraries(current: object) -> str:
     from geo_assets.services import native
+    from geo_assets.settings import Settings
+
+    assert isinstance(current, Settings)
 
     here, differing = native.found(), native.differences(contents=True)
-    if differing and current.library_check == "refuse":  # pyright: ignore[reportAttributeAccessIssue]
+    if differing and current.library_check == "refuse":
         raise CliError(f"{'; '.join(map(str, differing))}: install what requirements.lock names")
     grids = [name for name in here if name.startswith("grid ")]
     said = f"GEOS {here['geos']}, PROJ {here['proj']} with EPSG {here['proj.db epsg']}, {len(grids)} grids"
