@@ -8,6 +8,7 @@ by trigger, in order.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -18,12 +19,13 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from geo_assets.events import topics
+from geo_assets.events.dead_letter import Refused
 from geo_assets.events.models import FenceEvent
 from geo_assets.flow.epochs import epoch_of_mark
 from geo_assets.flow.reading import TriggerReader
@@ -32,14 +34,17 @@ from geo_assets.geofence.rules import Rules
 from geo_assets.geofence.state import Snapshot
 from geo_assets.geofence.triggers import NAMES, Trigger, key
 from geo_assets.services import forgetting
-from geo_assets.services.fences import FenceBook
-from geo_assets.services.geofence_snapshots import in_force
+from geo_assets.services.fences import VALUE as FENCES
+from geo_assets.services.fences import Standing, change_of
+from geo_assets.services.geofence_snapshots import VALUE as SNAPSHOT
+from geo_assets.services.geofence_snapshots import Stored, in_force
 from geo_assets.stack import Stack
 from geo_assets_tests.geofence.reference import Record as Said
 from geo_assets_tests.geofence.reference import Reference, Told
 from geo_assets_tests.geofence_world import post_fences
 from geo_assets_tests.resources.contract_event_log import read_all
-from resources.event_log.protocol import LogError, NewRecord
+from geo_assets_tests.services.ledger_history import LedgerHistory
+from resources.event_log.protocol import LogError, NewRecord, Record
 
 WEST, SOUTH, NORTH, SIDE = 24.90, 60.15, 60.25, 0.004
 """A fence is 220 m by 440 m; there is one, and a gap as wide, along each row."""
@@ -244,18 +249,22 @@ class Change:
 
 
 class Watcher(threading.Thread):
-    """Reads off the ledger which fences are in force from which offsets on, and where devices were forgotten."""
+    """What was in force from which offsets on, and where devices were forgotten.
+
+    Sets of fences come from the history that the ledger's own database keeps, whole however slow the machine is. Who
+    was forgotten stands in a snapshot, which is looked at while it is there.
+    """
 
     EVERY_S = 0.01
 
     def __init__(self, stack: Stack) -> None:
         super().__init__(daemon=True)
         self._stack = stack
-        self._book = FenceBook(stack)
+        stack.ledger.get_value(SNAPSHOT)  # Whoever asks first makes the tables.
+        self._history = LedgerHistory(stack.settings)
         self._number = (0, 0)
-        self._revision = -1
         self._to_forget: set[str] = set()
-        self.changes: list[Change] = []
+        self._forgotten: list[tuple[tuple[int, int], Change]] = []
         self.fault: BaseException | None = None
         self.stop = threading.Event()
         self.start()
@@ -269,26 +278,48 @@ class Watcher(threading.Thread):
 
     def _look(self) -> None:
         self._to_forget |= set(forgetting.wishes(self._stack.ledger))
+        if not self._to_forget:
+            return
         stored = in_force(self._stack.ledger)
         if not stored.name or (stored.epoch, stored.number) == self._number:
             return
         self._number = (stored.epoch, stored.number)
-        if self._to_forget:
-            data = self._stack.tiles.get(stored.name)
-            assert data is not None, "a snapshot went before it was looked at"
-            for device in self._to_forget - set(Snapshot.from_bytes(data).devices):
-                self.changes.append(Change(stored.offsets, forgotten=device))
-                self._to_forget.remove(device)
-        if stored.revision != self._revision:
-            self._revision = stored.revision
-            self.changes.append(Change(stored.offsets, fences=self._book.index(stored.fences).fence_set))
+        data = self._stack.tiles.get(stored.name)
+        if data is None:
+            return  # It went before it was looked at. A device that is forgotten is in none of those that follow.
+        for device in self._to_forget - set(Snapshot.from_bytes(data).devices):
+            self._forgotten.append((self._number, Change(stored.offsets, forgotten=device)))
+            self._to_forget.remove(device)
 
     def end(self) -> list[Change]:
+        """All changes, in the order in which they were taken up."""
         self._look()
         self.stop.set()
         self.join(10)
         assert self.fault is None, self.fault
-        return self.changes
+        sets = sets_folded(self._stack, map(Standing.from_json, self._history.of(FENCES)))
+        found = list(self._forgotten)
+        revision = -1
+        for stored in map(Stored.from_json, self._history.of(SNAPSHOT)):
+            if stored.name and stored.revision != revision:
+                revision = stored.revision
+                found.append(((stored.epoch, stored.number), Change(stored.offsets, fences=sets[stored.fences])))
+        return [change for _, change in sorted(found, key=lambda one: one[0])]
+
+
+def sets_folded(stack: Stack, standings: Iterable[Standing]) -> dict[str, FenceSet]:
+    """Every set that ever stood, by the name of its object, made again of what `[fences]` says."""
+    partitions = sorted(stack.log.extents(topics.FENCES))
+    records = {p: read_from(stack, topics.FENCES, p) for p in partitions}
+    found, fences, done = {"": FenceSet()}, FenceSet(), dict.fromkeys(partitions, 0)
+    for standing in standings:
+        new = [r for p in partitions for r in records[p] if done[p] <= r.offset < standing.offsets.get(p, 0)]
+        done |= standing.offsets
+        changes = [change_of(record) for record in new]
+        fences, _ = fences.apply([change for change in changes if not isinstance(change, Refused)])
+        assert standing.name.endswith(hashlib.sha256(fences.to_bytes()).hexdigest()[:16]), standing
+        found[standing.name] = fences
+    return found
 
 
 # Routing processes
@@ -440,14 +471,21 @@ def expected_of(stack: Stack, changes: Sequence[Change]) -> dict[str, list[Told]
 def stack_records(stack: Stack, partition: int) -> list[Said]:
     """A partition of `[positions]`."""
     found: list[Said] = []
-    offset = stack.log.extents(topics.POSITIONS)[partition].begin
-    while records := stack.log.read(topics.POSITIONS, partition, offset):
-        for record in records:
-            said = json.loads(record.value or b"{}")
-            found.append(
-                Said(partition, record.offset, said.get("device_id"), said["event_time_ms"], said.get("lon", 0.0),
-                     said.get("lat", 0.0), received=record.timestamp_ms)
-            )  # fmt: skip
+    for record in read_from(stack, topics.POSITIONS, partition):
+        said = json.loads(record.value or b"{}")
+        found.append(
+            Said(partition, record.offset, said.get("device_id"), said["event_time_ms"], said.get("lon", 0.0),
+                 said.get("lat", 0.0), received=record.timestamp_ms)
+        )  # fmt: skip
+    return found
+
+
+def read_from(stack: Stack, topic: str, partition: int) -> list[Record]:
+    """All records of a partition."""
+    found: list[Record] = []
+    offset = stack.log.extents(topic)[partition].begin
+    while records := stack.log.read(topic, partition, offset):
+        found += records
         offset = records[-1].offset + 1
     return found
 

@@ -51,6 +51,8 @@ from geo_assets_tests.services.geofence_ordeal import (
 from geo_assets_tests.stacks import environment_of, settings_from
 from resources.event_log.protocol import LogError
 
+SNAPSHOT_S = 1.5
+
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedKafka]:
@@ -76,6 +78,9 @@ def environment_in(folder: Path, **more: str) -> dict[str, str]:
         "GEO_ASSETS_HOME": str(folder / "home"),
         "GEO_ASSETS_LOG_PARTITIONS": "3",
         "GEO_ASSETS_GEOFENCE_LATENESS_S": f"{LATENESS_MS / 1000:g}",
+        # A kill is followed sooner, and more snapshots are in its way.
+        "GEO_ASSETS_GEOFENCE_LEASE_S": "2",
+        "GEO_ASSETS_GEOFENCE_SNAPSHOT_S": f"{SNAPSHOT_S:g}",
         **more,
     }
 
@@ -334,7 +339,7 @@ def test_rule_2_on_the_production_stack_kills_and_an_outage_lose_nothing_and_dou
     broker: GuardedKafka, tmp_path: Path
 ) -> None:
     with production_with(broker, tmp_path) as environment:
-        blows = Blows(FEW, outages_of(broker, 5.5))
+        blows = Blows(FEW, outages_of(broker, 2 * SNAPSHOT_S))
         ordeal(environment, tmp_path, blows, devices=50, fixes=200, a_second=2_000, fences_every_s=1.0)
 
 
