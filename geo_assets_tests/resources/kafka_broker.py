@@ -28,6 +28,9 @@ class GuardedKafka(Kafka):
             for line in properties.read_text().splitlines()
         ]  # fmt: skip
         lines += [
+            # One that was killed is let in again only when its session of before has run out.
+            "broker.session.timeout.ms=3000",
+            "broker.heartbeat.interval.ms=500",
             "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer",
             "super.users=User:ANONYMOUS",
             "ssl.keystore.type=PEM",
