@@ -10,8 +10,7 @@ from pathlib import Path
 
 from benchmarks.city_home import city_settings
 from benchmarks.report import Report
-from geo_assets import dagster_home
-from geo_assets.dagster_dev import databases
+from geo_assets import dagster_databases, dagster_home
 from geo_assets.services.migrating import migrate_all
 from geo_assets.settings import Settings
 from geo_assets.stack import Stack
@@ -31,7 +30,7 @@ class Place:
         """Make Dagster's home and storage of this stack, and point this process at it."""
         folder = dagster_home.prepare(self.settings)
         os.environ.update(dagster_home.environment(self.settings, folder))
-        databases()
+        dagster_databases.make(folder)
 
 
 def stacks_here(report: Report) -> list[str]:

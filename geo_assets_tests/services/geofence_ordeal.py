@@ -509,6 +509,17 @@ def _short(fence_id: str) -> str:
     return found[0]
 
 
+def _first_difference(heard: Sequence[Trigger], right: Sequence[Told], changes: Sequence[Change]) -> str:
+    """Where a device's triggers part from what the reference tells, and what was in force when."""
+    at = next((n for n, (t, r) in enumerate(zip(heard, right, strict=False)) if told_of(t) != r), None)
+    at = min(len(heard), len(right)) if at is None else at
+    lines = [f"{len(heard)} triggers heard, {len(right)} expected; they part at number {at}"]
+    lines += [f"heard {told_of(t)} of epoch {t.epoch}" for t in heard[max(0, at - 1) : at + 3]]
+    lines += [f"right {told}" for told in right[max(0, at - 1) : at + 3]]
+    lines += [f"revision {c.fences.revision} from {c.offsets}" for c in changes if c.fences is not None]
+    return "\n".join(lines)
+
+
 def judge(stack: Stack, journey: Journey, changes: Sequence[Change], *, forgotten: Sequence[str] = ()) -> Found:
     """Hold what a consumer sees against what is known and what the reference tells: the same, once each, in order."""
     found = found_in(stack)
@@ -520,7 +531,8 @@ def judge(stack: Stack, journey: Journey, changes: Sequence[Change], *, forgotte
             assert crossings_of(found.by_device.get(device, [])) == known, device
     expected = expected_of(stack, changes)
     for device in sorted(expected.keys() | found.by_device.keys()):
-        assert [told_of(t) for t in found.by_device.get(device, [])] == expected.get(device, []), device
+        heard, right = found.by_device.get(device, []), expected.get(device, [])
+        assert [told_of(t) for t in heard] == right, _first_difference(heard, right, changes)
     for device, triggers in found.by_device.items():
         sequences = [t.sequence for t in triggers]
         if device not in forgotten:
