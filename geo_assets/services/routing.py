@@ -237,14 +237,15 @@ class _Run:
         stored = self.snapshots.claim()
         self.passed_over = PassedOver(stored.passed_over)
         self.shedding = PositionShedding(stack.settings, self.snapshots)
-        extents = stack.log.extents(topics.POSITIONS)
-        anew = self._begins_anew(stored, {p: e.end for p, e in extents.items()})
+        anew = self._begins_anew(stored, self._ends())
         told = None if anew else self._restore(stored)
         if told is None:
             self._begin(stored)
         tail = self.router.start(thread=False)
-        # An offset beyond the end was told of records that are not there any more: nothing will pass it again.
-        horizon = {} if anew else {p: min(at, extents[p].end) for p, at in tail.horizon.items() if p in extents}
+        # An offset beyond the end was told of records that are not there any more: nothing will pass it again. The end
+        # as it is now: until the take-over a run before this one may have judged and told what came meanwhile.
+        ends = self._ends()
+        horizon = {} if anew else {p: min(at, ends[p]) for p, at in tail.horizon.items() if p in ends}
         self.replay = Replay(horizon)
         self.read_at: dict[int, tuple[int, int]] = {}
         self.seconds, self.stamp_seconds = Buckets(), Buckets()
@@ -269,6 +270,10 @@ class _Run:
         )  # fmt: skip
 
     # Starting
+
+    def _ends(self) -> dict[int, int]:
+        """Partition of `[positions]` -> offset behind its last record."""
+        return {partition: extent.end for partition, extent in self.stack.log.extents(topics.POSITIONS).items()}
 
     def _serve_metrics(self) -> Callable[[], None]:
         if self.options.metrics_port is None:
@@ -416,8 +421,7 @@ class _Run:
             if self.writing is not None and not self.writing.done():
                 return False
             try:
-                ends = {p: extent.end for p, extent in self.stack.log.extents(topics.POSITIONS).items()}
-                self.shedding.shed(now, self.reader.next_offsets, ends)
+                self.shedding.shed(now, self.reader.next_offsets, self._ends())
             except (LogUnavailable, LedgerUnavailable) as fault:
                 log.warning("reading waits", error=str(fault))
                 self._work(_AGAIN_S)

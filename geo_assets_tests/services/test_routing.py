@@ -23,7 +23,7 @@ from geo_assets.services.dead_letters import list_dead_letters
 from geo_assets.services.fences import FOLDER, FenceBook
 from geo_assets.services.geofence_snapshots import Replaced, Snapshots, Stored
 from geo_assets.services.lost_records import RecordsLost, losses_of
-from geo_assets.services.router import RouterOptions
+from geo_assets.services.router import Router, RouterOptions
 from geo_assets.services.routing_lease import RoutingLease
 from geo_assets.services.trigger_tail import take_epoch
 from geo_assets.settings import Settings
@@ -191,7 +191,30 @@ def test_rule_2_no_snapshot_gets_ahead_of_the_acknowledgements_so_that_a_kill_lo
     assert what(seen(stack)) == expected(stack, fences_of(stack), RULES)
 
 
-def test_new_fences_wait_until_a_replay_is_over(stack: Stack) -> None:
+def fences_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No position is read before new fences, if there are any, are at hand."""
+    take, index, at_hand = position_reader.PositionReader.take, FenceBook.index, list[str]()
+
+    def folds(self: Any, name: str) -> Any:
+        found = index(self, name)
+        at_hand.append(name)
+        return found
+
+    def waits(self: Any, *args: Any) -> Any:
+        # One was restored, or taken to begin with; the other is what `[fences]` says now.
+        if len(set(at_hand)) < 2:
+            time.sleep(0.01)
+            return None
+        if at_hand[-1]:
+            at_hand.append("")
+            return None  # Once around the loop, in which they would be adopted.
+        return take(self, *args)
+
+    monkeypatch.setattr(FenceBook, "index", folds)
+    monkeypatch.setattr(position_reader.PositionReader, "take", waits)
+
+
+def test_new_fences_wait_until_a_replay_is_over(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     post_fences(stack, [fence(n) for n in range(6)])
     records = walk(15, 40)
     stack.log.append(records[:300])
@@ -205,6 +228,43 @@ def test_new_fences_wait_until_a_replay_is_over(stack: Stack) -> None:
     stack.tiles.put(Stored.from_json(before).name, kept)
     stack.ledger.set_value(snapshots.VALUE, before)
     post_fences(stack, [fence(n, version=2, shift=0.5) for n in range(6)])
+    fences_come_first(monkeypatch)
+    again = routing.route(stack, OPTIONS)
+    assert again.adopted == 1
+    assert again.deduped == told
+    consistent(seen(stack))
+
+
+def test_what_a_predecessor_told_while_the_next_run_began_is_part_of_its_replay(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One that was paused goes on, and judges positions that came after the next one looked how many there are.
+    post_fences(stack, [fence(n) for n in range(6)])
+    records = walk(15, 40)
+    stack.log.append(records[:300])
+    routing.route(stack, OPTIONS)
+    before, extents = stack.ledger.get_value(snapshots.VALUE), stack.log.extents
+    earlier = extents(topics.POSITIONS)
+    kept = stack.tiles.get(snapshots.in_force(stack.ledger).name)
+    stack.log.append(records[300:])
+    told = routing.route(stack, OPTIONS).routed
+    assert before
+    assert kept
+    stack.tiles.put(Stored.from_json(before).name, kept)
+    stack.ledger.set_value(snapshots.VALUE, before)
+    post_fences(stack, [fence(n, version=2, shift=0.5) for n in range(6)])
+    begun, start = threading.Event(), Router.start
+
+    def starts(self: Router, **more: Any) -> Any:
+        begun.set()
+        return start(self, **more)
+
+    def as_of_then(topic: str) -> Any:
+        return extents(topic) if begun.is_set() or topic != topics.POSITIONS else earlier
+
+    monkeypatch.setattr(Router, "start", starts)
+    monkeypatch.setattr(stack.log, "extents", as_of_then)
+    fences_come_first(monkeypatch)
     again = routing.route(stack, OPTIONS)
     assert again.adopted == 1
     assert again.deduped == told
