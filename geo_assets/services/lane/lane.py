@@ -21,6 +21,7 @@ from geo_assets.events import topics
 from geo_assets.flow import pausing
 from geo_assets.flow.budget import Ticket, VertexBudget
 from geo_assets.flow.retries import Backoff, Retries
+from geo_assets.logs import tells_debug
 from geo_assets.services import build_worker, encoding, engines, tracing
 from geo_assets.services.build import Prepared, TileBuilder, TileResult
 from geo_assets.services.build_worker import BuildTask, Built
@@ -456,13 +457,15 @@ class Lane:
         return details_with(NONE if stamps is None else stamps.at("built"), {**details, "by": "lane"})
 
     def _account(self, results: Iterable[TileResult]) -> None:
+        debugs = tells_debug(log)
         for result in results:
             self._built += 1
             self._taken.pop(result.key, None)
             events = self._building.pop(result.key, None)
             if self._traces is not None:
                 self._traces.ended(result.key, result.outcome)
-            log.debug("looked at", tile=result.key, outcome=result.outcome, event_ids=events or [])
+            if debugs:
+                log.debug("looked at", tile=result.key, outcome=result.outcome, event_ids=events or [])
             self._progress_ms = now_ms()
             metrics.TILES.labels(result.outcome).inc()
             if result.outcome == "failed":
