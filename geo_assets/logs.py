@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Any
 
 import structlog
 
@@ -22,6 +23,11 @@ class _Stderr:
     def isatty(self) -> bool:
         """Whether it is a terminal now."""
         return sys.stderr.isatty()
+
+
+def tells_debug(log: Any) -> bool:
+    """Whether a structlog logger's debug lines are written: what only they tell need not be found out else."""
+    return log.is_enabled_for(logging.DEBUG)
 
 
 def configure(level: str = "info", log_format: str = "auto", *, stream: object | None = None) -> None:

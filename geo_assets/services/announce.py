@@ -13,6 +13,7 @@ import structlog
 
 from geo_assets.events import topics
 from geo_assets.events.records import TileUpdated
+from geo_assets.logs import tells_debug
 from geo_assets.services import purging, tracing
 from geo_assets.services.dead_letters import now_ms
 from geo_assets.services.edit_stages import NONE, Stamps, stamps_in
@@ -109,9 +110,10 @@ def announce(
     except LogUnavailable as fault:
         log.warning("announcements stay owed", rows=len(rows), error=str(fault))
         return 0
-    for row in rows:
-        if ids := ids_in(row.details):
-            log.debug("announced", tile=row.key, revision=row.revision, event_ids=ids)
+    if tells_debug(log):
+        for row in rows:
+            if ids := ids_in(row.details):
+                log.debug("announced", tile=row.key, revision=row.revision, event_ids=ids)
     if stages is not None:
         stages.observe(stamps, "taken", "built", "committed", "announced")
     stack.ledger.pay([row.id for row in (*rows, *purged)])

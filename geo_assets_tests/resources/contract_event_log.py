@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +65,8 @@ class LogHarness:
     """The session timeout of the consumers it opens."""
     expire: Callable[[EventLog, str], None]
     """Have retention take all that a topic holds."""
+    open_hasty: Callable[[], EventLog]
+    """One whose members count as stuck when they have not polled for as long as a session."""
     deletes_by_itself: bool = False
     """A broker that enforces retention on its own schedule."""
     appends_whole_batches: bool = True
@@ -84,6 +86,14 @@ def drain(consumer: Consumer, count: int, *, seconds: float = 20.0) -> list[Reco
     deadline = time.monotonic() + seconds
     while len(found) < count and time.monotonic() < deadline:
         found += consumer.poll(timeout_s=0.2)
+    return found
+
+
+def offsets_of(records: Iterable[Record]) -> dict[int, list[int]]:
+    """Partition -> offsets in the order in which they came."""
+    found: dict[int, list[int]] = {}
+    for record in records:
+        found.setdefault(record.partition, []).append(record.offset)
     return found
 
 
@@ -719,6 +729,139 @@ class EventLogContract:
         consumer.commit(after(records))
         assert (sum(log.committed("g", topic).values()), log.committed("g", other)) == (1, {0: 1})
         consumer.close()
+
+    # Members that have enough for now
+
+    def test_a_poll_for_no_records_gives_none_and_passes_none_over(self, log: EventLog, topic: str) -> None:
+        log.append([NewRecord(topic, None, b"", partition=n % 4) for n in range(40)])
+        consumer = log.consumer("g", [topic])
+        found = consumer.poll(max_records=3, timeout_s=20)
+        for _ in range(50):
+            assert consumer.poll(max_records=0, timeout_s=0.005) == []
+        found += drain(consumer, 40 - len(found))
+        assert offsets_of(found) == {n: list(range(10)) for n in range(4)}
+        consumer.close()
+
+    def test_a_member_that_polls_for_no_records_is_no_stuck_one(
+        self, harness: LogHarness, log: EventLog, topic: str
+    ) -> None:
+        hasty = harness.open_hasty()
+        stuck = hasty.consumer("g", [topic])
+        until(lambda: (stuck.poll(0, 0.05), len(stuck.assignment()) == 4)[-1])
+        other, full = log.consumer("g", [topic]), hasty.consumer("g", [topic])
+
+        def held() -> tuple[int, int]:
+            full.poll(0, 0.02)
+            other.poll(0, 0.02)
+            return len(full.assignment()), len(other.assignment())
+
+        until(lambda: held() == (2, 2), seconds=60, why="the stuck one keeps its partitions")
+        deadline = time.monotonic() + harness.session_s * 1.2
+        while time.monotonic() < deadline:
+            assert held() == (2, 2)
+        log.append([NewRecord(topic, None, b"", partition=n) for n in range(4)])
+        full.commit(after(drain(full, 2)))
+        assert len(log.committed("g", topic)) == 2
+        for one in (stuck, other, full):
+            one.close()
+        hasty.close()
+
+    def test_a_member_that_polls_for_no_records_gives_partitions_up_however_much_it_has_not_read(
+        self, log: EventLog, topic: str
+    ) -> None:
+        each = 4_000
+        for number in range(4):
+            log.append([NewRecord(topic, None, b"x" * 100, partition=number) for _ in range(each)])
+        first = log.consumer("g", [topic])
+        found = first.poll(max_records=10, timeout_s=20)
+        assert found
+        first.commit(after(found))
+        second = log.consumer("g", [topic])
+
+        def shared() -> bool:
+            # In the pace of somebody who works between two polls: no word of the group waits behind records.
+            time.sleep(0.02)
+            first.poll(0, 0.0)
+            second.poll(0, 0.0)
+            return len(first.assignment()) == len(second.assignment()) == 2
+
+        until(shared, seconds=30, why="the group is not shared")
+        kept = first.assignment()
+        mine = [record for record in found if (record.topic, record.partition) in kept]
+        found += drain(first, 2 * each - len(mine)) + drain(second, 2 * each - len(found) + len(mine))
+        assert offsets_of(found) == {n: list(range(each)) for n in range(4)}
+        first.close()
+        second.close()
+
+    def test_a_paused_partition_gives_nothing_and_the_others_go_on(self, log: EventLog, topic: str) -> None:
+        def append() -> None:
+            log.append([NewRecord(topic, None, b"", partition=n % 4) for n in range(1_200)])
+
+        append()
+        consumer = log.consumer("g", [topic])
+        until(lambda: (consumer.poll(0, 0.05), all(h.behind for h in consumer.holdings().values()))[-1])
+        before = consumer.poll(max_records=30, timeout_s=20)
+        consumer.pause([(topic, 0), (topic, 1), (topic, 99)])
+        append()
+        others = [record for record in before if record.partition > 1]
+        others += drain(consumer, 1_200 - len(others))
+        assert {number: len(offsets) for number, offsets in offsets_of(others).items()} == {2: 600, 3: 600}
+        assert consumer.poll(timeout_s=0.5) == []
+        assert {n for (_, n), held in consumer.holdings().items() if held.paused} == {0, 1}
+        consumer.resume([(topic, 0), (topic, 1), (topic, 3)])
+        paused = [record for record in before if record.partition < 2]
+        paused += drain(consumer, 1_200 - len(paused))
+        assert offsets_of([*paused, *others]) == {n: list(range(600)) for n in range(4)}
+        assert not any(held.paused for held in consumer.holdings().values())
+        consumer.close()
+
+    def test_what_was_not_committed_of_a_paused_partition_comes_again_when_it_is_resumed(
+        self, log: EventLog, topic: str
+    ) -> None:
+        log.append([NewRecord(topic, None, b"", partition=n % 2) for n in range(20)])
+        consumer = log.consumer("g", [topic])
+        records = drain(consumer, 20)
+        consumer.commit({(topic, 0): 4, (topic, 1): 10})
+        consumer.pause([(topic, 0)])
+        consumer.seek_to_committed()
+        assert consumer.poll(timeout_s=0.3) == []
+        consumer.resume([(topic, 0)])
+        assert drain(consumer, 6) == [r for r in records if r.partition == 0 and r.offset >= 4]
+        consumer.close()
+
+    def test_a_partition_that_was_paused_given_up_and_came_back_is_not_paused(self, log: EventLog, topic: str) -> None:
+        first = log.consumer("g", [topic])
+        until(lambda: (first.poll(0, 0.05), len(first.assignment()) == 4)[-1])
+        first.pause(first.assignment())
+        second = log.consumer("g", [topic])
+        until(lambda: (first.poll(0, 0.05), second.poll(0, 0.05), len(second.assignment()) == 2)[-1])
+        kept = first.holdings()
+        assert len(kept) == 2
+        assert all(held.paused for held in kept.values())
+        second.close()
+        until(lambda: (first.poll(0, 0.05), len(first.assignment()) == 4)[-1])
+        log.append([NewRecord(topic, None, b"", partition=n) for n in range(4)])
+        came_back = {number for _, number in first.assignment() - kept.keys()}
+        assert {record.partition for record in drain(first, 2)} == came_back
+        assert first.poll(timeout_s=0.3) == []
+        assert {n for (_, n), held in first.holdings().items() if not held.paused} == came_back
+        first.resume(first.assignment())
+        assert len(drain(first, 2)) == 2
+        first.close()
+
+    def test_a_member_knows_who_leads_its_partitions_and_how_far_it_is_behind(self, log: EventLog, topic: str) -> None:
+        log.append([NewRecord(topic, None, b"", partition=n) for n in (0, 0, 0, 2)])
+        consumer = log.consumer("g", [topic])
+        (record,) = consumer.poll(max_records=1, timeout_s=20)
+        until(lambda: (consumer.poll(0, 0.05), sum(h.behind or 0 for h in consumer.holdings().values()) == 3)[-1])
+        held = consumer.holdings()
+        assert set(held) == {(topic, n) for n in range(4)}
+        assert len({one.broker for one in held.values() if one.broker}) == 1
+        assert (held[topic, 0].behind, held[topic, 2].behind) == ((2, 1) if record.partition == 0 else (3, 0))
+        drain(consumer, 3)
+        assert {number for (_, number), one in consumer.holdings().items() if not one.behind} == set(range(4))
+        consumer.close()
+        assert consumer.holdings() == {}
 
     def test_closing_from_another_thread_ends_a_waiting_poll(self, log: EventLog, topic: str) -> None:
         consumer = log.consumer("g", [topic])

@@ -45,7 +45,8 @@ def expire(log: EventLog, topic: str) -> None:
 
 def sqlite_harness(folder: Path) -> LogHarness:
     opener = functools.partial(SqliteEventLog, folder / "event-log.db", session_timeout_s=1.0)
-    return LogHarness(open=opener, delete_topic=delete_topic, session_s=1.0, expire=expire)
+    hasty = functools.partial(opener, max_poll_interval_s=1.0)
+    return LogHarness(open=opener, delete_topic=delete_topic, session_s=1.0, expire=expire, open_hasty=hasty)
 
 
 class TestSqliteEventLog(EventLogContract):

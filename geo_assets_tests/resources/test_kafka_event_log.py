@@ -16,7 +16,15 @@ from typing import Any
 import pytest
 
 from geo_assets_tests.real_services import settings_of
-from geo_assets_tests.resources.contract_event_log import EventLogContract, LogHarness, drain, read_all, spawn, until
+from geo_assets_tests.resources.contract_event_log import (
+    EventLogContract,
+    LogHarness,
+    drain,
+    offsets_of,
+    read_all,
+    spawn,
+    until,
+)
 from geo_assets_tests.resources.kafka_harness import (
     SESSION_S,
     add_partitions,
@@ -27,6 +35,7 @@ from geo_assets_tests.resources.kafka_harness import (
 )
 from geo_assets_tests.resources.log_processes import after, hold_partitions_until_killed
 from resources.event_log.kafka import KafkaEventLog
+from resources.event_log.kafka_consumer import _AT_ONCE, _HELD_RECORDS
 from resources.event_log.kafka_options import KafkaOptions, options_from, security_of
 from resources.event_log.protocol import (
     InvalidRecord,
@@ -34,6 +43,7 @@ from resources.event_log.protocol import (
     LogUnavailable,
     NewRecord,
     OffsetOutOfRange,
+    Record,
     TopicSpec,
     UnknownTopic,
 )
@@ -63,6 +73,7 @@ class TestKafkaEventLog(EventLogContract):
             delete_topic=delete_topic,
             session_s=SESSION_S,
             expire=expire,
+            open_hasty=functools.partial(KafkaEventLog, replace(options, max_poll_interval_s=SESSION_S)),
             deletes_by_itself=True,
             appends_whole_batches=False,
             checks_epochs=False,
@@ -305,6 +316,21 @@ def test_partitions_that_somebody_else_added_are_written_and_read(log: KafkaEven
     assert [r.value for r in log.read("t", 5, 0)] == [b"new"]
     assert [r.value for r in drain(consumer, 1)] == [b"new"]
     assert len(consumer.assignment()) == 6
+    consumer.close()
+
+
+def test_what_nobody_asks_for_is_held_up_to_a_bound_and_none_of_it_is_lost(log: KafkaEventLog) -> None:
+    for number in range(4):
+        log.append([NewRecord("t", None, b"", partition=number) for _ in range(2_500)])
+    consumer = log.consumer("g", ["t"])
+    found: list[Record] = []
+    until(lambda: (consumer.poll(0, 0.01), consumer._ready_records >= _HELD_RECORDS)[-1])
+    found += consumer.poll(10, 0.0)
+    for _ in range(2_000):
+        consumer.poll(0, 0.0)
+        assert consumer._ready_records < _HELD_RECORDS + _AT_ONCE
+    found += drain(consumer, 10_000 - len(found))
+    assert offsets_of(found) == {n: list(range(2_500)) for n in range(4)}
     consumer.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import time
 from pathlib import Path
@@ -9,10 +10,13 @@ from typing import Any
 
 import httpx
 import pytest
+import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
+from geo_assets import logs
 from geo_assets.events.signature import sign
+from geo_assets.services import announce
 from geo_assets.services.event_ids import DETAIL, ids_in, told_ids
 from geo_assets_tests.running_platform import until
 from geo_assets_tests.services.one_service import Service, service
@@ -70,3 +74,23 @@ def test_ids_come_back_out_of_a_commits_details(ids: list[str]) -> None:
 @pytest.mark.parametrize("details", ["", "{}", "[]", '{"event_ids": 3}', '{"event_ids": ', '["event_ids"]'])
 def test_details_that_name_no_ids_have_none(details: str) -> None:
     assert ids_in(details) == []
+
+
+@pytest.mark.parametrize("level", ["debug", "info"])
+def test_ids_are_looked_for_in_details_only_where_somebody_reads_the_line(
+    tmp_path: Path, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    told = io.StringIO()
+    monkeypatch.setattr(announce, "ids_in", lambda details: asked.append(details) or ["parcel-17"])
+    before = structlog.get_config()
+    logs.configure_events(level, "json", stream=told, cache=False)
+    monkeypatch.setattr(announce, "log", structlog.get_logger())
+    world = World(tmp_path / "home")
+    try:
+        world.edit(feature(1))
+        world.build_dirty()
+    finally:
+        world.close()
+        structlog.configure(**before)
+    assert bool(asked) == ("parcel-17" in told.getvalue()) == (level == "debug")

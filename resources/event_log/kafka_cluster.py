@@ -52,8 +52,13 @@ class TopicInfo:
 
     spec: TopicSpec
     id: str
-    led: bool
-    """Every partition has a leader: it can be written and read."""
+    leaders: Mapping[int, str]
+    """Partition -> id of the broker that leads it; one that nobody leads is left out."""
+
+    @property
+    def led(self) -> bool:
+        """Whether every partition has a leader: it can be written and read."""
+        return len(self.leaders) == self.spec.partitions
 
     def check(self, partition: int) -> None:
         """Raise UnknownPartition unless the topic has this one."""
@@ -263,7 +268,7 @@ class KafkaCluster:
             info = TopicInfo(
                 self._spec(name, len(answer.partitions), configs[self.full(name)]),
                 _id(answer.topic_id),
-                all(part.leader is not None for part in answer.partitions),
+                {part.id: str(part.leader.id) for part in answer.partitions if part.leader is not None},
             )
             found[name] = info
             self._known[name] = (now, info)

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -19,7 +19,7 @@ from resources.event_log.kafka_cluster import KafkaCluster, base_settings, made
 from resources.event_log.kafka_faults import PASSING, UNKNOWN_TOPIC, Watch, error_of
 from resources.event_log.kafka_groups import KafkaGroups
 from resources.event_log.kafka_records import record_of, size_of
-from resources.event_log.protocol import LogError, LogUnavailable, OffsetOutOfRange, Record
+from resources.event_log.protocol import Holding, LogError, LogUnavailable, OffsetOutOfRange, Record
 
 Pair = tuple[str, int]
 """A topic by our name, and a partition."""
@@ -85,6 +85,9 @@ class KafkaConsumer:
         self._ready: dict[Pair, deque[Record]] = {}
         self._ready_records = self._ready_bytes = 0
         self._rewind: set[Pair] = set()
+        self._paused: set[Pair] = set()
+        # Those of which records were passed over: they go on at `_fetched`, which the client has left behind.
+        self._passed: set[Pair] = set()
         self._lost: dict[Pair, int] = {}
         self._fault: LogError | None = None
         self._began: Pair = ("", -1)
@@ -134,7 +137,11 @@ class KafkaConsumer:
                 if self._pid != os.getpid():
                     raise LogError(f"consumer of group {self.group!r} belongs to another process")
                 self._take_up_rewinds()
-                self._gather(0.0 if self._ready_records else wait_s)
+                if max_records > 0:
+                    self._take_up_passed()
+                    self._gather(0.0 if self._ready_records else wait_s)
+                else:
+                    self._serve(wait_s)
                 self._tell_losses()
                 records = self._next(max_records)
             if records:
@@ -176,6 +183,60 @@ class KafkaConsumer:
     def assignment(self) -> frozenset[tuple[str, int]]:
         """The (topic, partition) pairs held now."""
         return frozenset() if self._closed.is_set() else frozenset(self._held)
+
+    def pause(self, partitions: Collection[tuple[str, int]]) -> None:
+        """Give nothing of these until they are resumed (see `Consumer.pause`)."""
+        with self._lock:
+            pairs = self._held.keys() & set(partitions) - self._paused
+            if self._closed.is_set() or not pairs:
+                return
+            self._tell_client(self._consumer.pause, pairs, "pause")
+            self._paused |= pairs
+            for pair in pairs:
+                # What is at hand of it would take the room of those that go on.
+                self._drop(pair)
+            self._passed |= pairs
+
+    def resume(self, partitions: Collection[tuple[str, int]]) -> None:
+        """Go on with them where they stopped (see `Consumer.resume`)."""
+        with self._lock:
+            pairs = self._paused & set(partitions)
+            if self._closed.is_set() or not pairs:
+                return
+            self._tell_client(self._consumer.resume, pairs, "resume")
+            self._paused -= pairs
+
+    def _tell_client(self, call: Callable[[list[TopicPartition]], None], pairs: Iterable[Pair], doing: str) -> None:
+        where = [TopicPartition(self._cluster.full(name), number) for name, number in sorted(pairs)]
+        try:
+            call(where)
+        except KafkaException as raised:
+            doing = f"{doing} {', '.join(f'{one.topic}/{one.partition}' for one in where)}"
+            raise self._watch.explained(error_of(raised), doing) from None
+
+    def holdings(self) -> dict[tuple[str, int], Holding]:
+        """The pairs held as of the last poll, and how each stands (see `Consumer.holdings`)."""
+        with self._lock:
+            if self._closed.is_set():
+                return {}
+            found: dict[Pair, Holding] = {}
+            for pair in sorted(self._held):
+                name, number = pair
+                leader = self._cluster.grown(name, number).leaders.get(number, "")
+                ready = self._ready.get(pair)
+                following = ready[0].offset if ready else self._fetched[pair]
+                end = self._end(pair)
+                found[pair] = Holding(leader, None if end is None else max(0, end - following), pair in self._paused)
+            return found
+
+    def _end(self, pair: Pair) -> int | None:
+        """A partition's end as its last fetch told it; None where there was none yet."""
+        where = TopicPartition(self._cluster.full(pair[0]), pair[1])
+        try:
+            extent = self._consumer.get_watermark_offsets(where, cached=True)
+        except KafkaException:
+            return None
+        return extent[1] if extent and extent[1] >= 0 else None
 
     def close(self) -> None:
         """Leave the group at once: the partitions are free for the other members."""
@@ -236,6 +297,8 @@ class KafkaConsumer:
         consumer.incremental_assign(
             [TopicPartition(self._cluster.full(name), number, starts.get((name, number), 0)) for name, number in pairs]
         )
+        # The client remembers that it was paused when it was held before.
+        self._tell_client(consumer.resume, pairs, "resume")
         for pair in pairs:
             self._held[pair] = self._holdings
             self._fetched[pair] = starts.get(pair, 0)
@@ -248,7 +311,8 @@ class KafkaConsumer:
             if pair is not None:
                 self._held.pop(pair, None)
                 self._fetched.pop(pair, None)
-                self._rewind.discard(pair)
+                for pairs in (self._rewind, self._paused, self._passed):
+                    pairs.discard(pair)
                 self._lost.pop(pair, None)
                 self._drop(pair)
 
@@ -274,12 +338,29 @@ class KafkaConsumer:
 
     def _gather(self, wait_s: float) -> None:
         """Take from the client what it has, waiting at most `wait_s` for a first message; its callbacks run here."""
-        room = self._ready_records < _HELD_RECORDS and self._ready_bytes < _HELD_BYTES
         # Asked even without room: it is how the client knows that this member is alive.
-        messages = self._consume(_AT_ONCE if room else 1, 0.0)
+        messages = self._consume(_AT_ONCE if self._has_room() else 1, 0.0)
         if not messages and wait_s > 0:
             messages = self._consume(1, wait_s)
             messages += self._consume(_AT_ONCE, 0.0) if messages else []
+        self._take_in(messages)
+
+    def _serve(self, wait_s: float) -> None:
+        """Be a member, for somebody who asks for no records: what comes is kept while there is room.
+
+        The client runs its callbacks only where it may give a message; without room that one is passed over, and
+        fetched once more when it is asked for.
+        """
+        if self._has_room():
+            self._take_in(self._consume(_AT_ONCE, 0.0) or (self._consume(1, wait_s) if wait_s > 0 else []))
+        else:
+            self._take_in(self._consume(1, 0.0), keep=False)
+            self._closed.wait(wait_s)
+
+    def _has_room(self) -> bool:
+        return self._ready_records < _HELD_RECORDS and self._ready_bytes < _HELD_BYTES
+
+    def _take_in(self, messages: Sequence[Message], *, keep: bool = True) -> None:
         for message in messages:
             error = message.error()
             if error is not None:
@@ -287,7 +368,16 @@ class KafkaConsumer:
                 continue
             name = self._names.get(message.topic() or "")
             pair = (name or "", message.partition() or 0)
-            if name is None or pair not in self._held or pair in self._rewind or pair in self._lost:
+            if (
+                name is None
+                or pair not in self._held
+                or pair in self._rewind
+                or pair in self._passed
+                or pair in self._lost
+            ):
+                continue
+            if not keep:
+                self._passed.add(pair)
                 continue
             record = record_of(message, name)
             self._ready.setdefault(pair, deque()).append(record)
@@ -344,8 +434,18 @@ class KafkaConsumer:
         if pairs:
             starts = self._starts(pairs)
             for pair in pairs:
-                self._place(pair, starts[pair])
+                if pair in self._paused:
+                    self._fetched[pair] = starts[pair]
+                    self._passed.add(pair)
+                else:
+                    self._place(pair, starts[pair])
+                    self._passed.discard(pair)
         self._rewind.clear()
+
+    def _take_up_passed(self) -> None:
+        for pair in self._passed - self._paused:
+            self._place(pair, self._fetched[pair])
+            self._passed.discard(pair)
 
     def _place(self, pair: Pair, offset: int) -> None:
         where = TopicPartition(self._cluster.full(pair[0]), pair[1], offset)

@@ -15,7 +15,7 @@ Where a broker (Kafka) differs from the embedded log:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -106,6 +106,16 @@ class Extent(NamedTuple):
     end: int
 
 
+class Holding(NamedTuple):
+    """How a partition stands that a member of a group holds."""
+
+    broker: str
+    """Who leads it: one connection brings what all partitions of a broker give. Empty where nobody is known to."""
+    behind: int | None
+    """Records up to its end, as of the last look of whoever fetches; None where nobody has looked."""
+    paused: bool
+
+
 @runtime_checkable
 class Consumer(Protocol):
     """A member of a group. Partitions of the topics are shared among the members that are alive.
@@ -116,6 +126,8 @@ class Consumer(Protocol):
 
     def poll(self, max_records: int = 500, timeout_s: float = 1.0) -> list[Record]:
         """Up to `max_records` next records of the partitions held, waiting at most `timeout_s` for a first one.
+
+        Whoever has enough for now polls for 0: it stays a member, and gives up and takes partitions as the group says.
 
         Raises:
             OffsetOutOfRange: Retention took records that this group had not read. It is raised again until the group's
@@ -137,6 +149,25 @@ class Consumer(Protocol):
 
     def assignment(self) -> frozenset[tuple[str, int]]:
         """The (topic, partition) pairs held now."""
+        ...
+
+    def pause(self, partitions: Collection[tuple[str, int]]) -> None:
+        """Give nothing of these (topic, partition) pairs until they are resumed, and fetch nothing of them.
+
+        One that is not held is ignored. One that is given up and comes back is not paused.
+        """
+        ...
+
+    def resume(self, partitions: Collection[tuple[str, int]]) -> None:
+        """Go on with paused (topic, partition) pairs where they stopped; from a broker that takes up to a second."""
+        ...
+
+    def holdings(self) -> Mapping[tuple[str, int], Holding]:
+        """The (topic, partition) pairs held as of the last poll, and how each stands.
+
+        Raises:
+            LogUnavailable: Not now.
+        """
         ...
 
     def close(self) -> None:

@@ -14,11 +14,11 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resources.event_log.protocol import LogError, LogUnavailable, Record, UnknownTopic
+from resources.event_log.protocol import Holding, LogError, LogUnavailable, Record, UnknownTopic
 
 if TYPE_CHECKING:
     from resources.event_log.sqlite import SqliteEventLog
@@ -35,6 +35,9 @@ _LOOK_MAX_S = 0.04
 _LOOK_SHARE = 1 / 250
 # Where the bells are heard: who joins or leaves the group rings none.
 _LOOK_HEARING_S = 0.05
+
+_BROKER = "the file"
+"""Who leads all partitions."""
 
 
 def shared_out(shares: Mapping[Share, str | None], members: Mapping[str, frozenset[int]]) -> dict[Share, str | None]:
@@ -106,6 +109,7 @@ class SqliteConsumer:
         self._pid = os.getpid()
         self._generation = -1
         self._positions: dict[tuple[str, int], int] = {}
+        self._paused: set[tuple[str, int]] = set()
         self._turn = 0
         self._data_version = -1
         self._last_poll = self._last_found = time.monotonic()
@@ -184,6 +188,27 @@ class SqliteConsumer:
             return frozenset((names[i], number) for i, number in self._held_in(connection) if i in names)
 
         return self._file.attempt(held)
+
+    def pause(self, partitions: Collection[tuple[str, int]]) -> None:
+        """Give nothing of these until they are resumed (see `Consumer.pause`)."""
+        with self._lock:
+            self._paused |= self._positions.keys() & set(partitions)
+
+    def resume(self, partitions: Collection[tuple[str, int]]) -> None:
+        """Go on with them where they stopped."""
+        with self._lock:
+            self._paused -= set(partitions)
+
+    def holdings(self) -> dict[tuple[str, int], Holding]:
+        """The pairs held as of the last poll, and how each stands (see `Consumer.holdings`)."""
+        with self._lock:
+            if self._closed.is_set() or not self._positions:
+                return {}
+            ends = self._file.attempt(self._ends, self._connection)
+            return {
+                pair: Holding(_BROKER, max(0, ends[pair] - position) if pair in ends else None, pair in self._paused)
+                for pair, position in self._positions.items()
+            }
 
     def close(self) -> None:
         """Leave the group at once: the partitions are free for the other members."""
@@ -301,6 +326,7 @@ class SqliteConsumer:
             if pair in held and before.get((topics[pair[0]].id, pair[1]), (None, None))[0] == self.member
         }
         self._positions = kept | self._starts(connection, held - kept.keys())
+        self._paused &= kept.keys()
 
     def _next_generation(self, connection: sqlite3.Connection) -> None:
         connection.execute(
@@ -346,7 +372,7 @@ class SqliteConsumer:
 
     def _next_records(self, max_records: int) -> list[Record]:
         """From each partition held in turn, so that a long one does not keep the others waiting."""
-        pairs = sorted(self._positions)
+        pairs = sorted(self._positions.keys() - self._paused)
         if not pairs or max_records < 1:
             return []
         self._turn = (self._turn + 1) % len(pairs)

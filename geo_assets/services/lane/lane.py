@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from geo_assets.events import topics
+from geo_assets.flow import pausing
 from geo_assets.flow.budget import Ticket, VertexBudget
 from geo_assets.flow.retries import Backoff, Retries
+from geo_assets.logs import tells_debug
 from geo_assets.services import build_worker, encoding, engines, tracing
 from geo_assets.services.build import Prepared, TileBuilder, TileResult
 from geo_assets.services.build_worker import BuildTask, Built
@@ -28,7 +30,7 @@ from geo_assets.services.edit_stages import NONE, Stamps, details_with, earliest
 from geo_assets.services.event_ids import DETAIL
 from geo_assets.services.lane import health, metrics
 from geo_assets.services.lane.health import Beat
-from geo_assets.services.lane.reading import HintReader
+from geo_assets.services.lane.reading import POLL_RECORDS, HintReader
 from geo_assets.services.metrics_port import Readiness
 from geo_assets.services.outages import OUTAGES
 from geo_assets.services.pool import TaskFailed, WorkerPool
@@ -81,8 +83,9 @@ ELSEWHERE_S = 0.5
 """When a tile is looked at again that somebody else had leased."""
 
 QUEUE_FULL = 5_000
-"""Tiles that wait at which the lane asks for no more records: some ten seconds of work, far below the five minutes
-without a poll at which its partitions pass to another worker."""
+"""Tiles that fill the queue: some ten seconds of work. What the lane does as it fills is in flow/pausing.py."""
+
+_LIMITS = pausing.Limits()
 
 
 @dataclass(slots=True)
@@ -160,6 +163,9 @@ class Lane:
         self._progress_ms = now_ms()
         self._beaten = self._swept = self._renewed = float("-inf")
         self._polled = clock()
+        self._flow = pausing.Flow()
+        """Whether records are asked for, and since when partitions are paused."""
+        self._paused = 0
         self._busy = False
         """Whether the last turn had something to build."""
         self._gaps: list[tuple[float, float]] = []
@@ -219,7 +225,9 @@ class Lane:
         before = self._built
         self._due()
         if timeout_s is None:
-            timeout_s = 0.0 if self._queue else BUSY_POLL_S if self._jobs else self._until_due()
+            timeout_s = self._until_due()
+            if self._queue or self._jobs:
+                timeout_s = 0.0 if self._queue and not self._crowded() else BUSY_POLL_S
         gather_s = self._coalesce_s if self._busy else min(self._coalesce_s, ALONE_S)
         if self._listen(timeout_s) and gather_s:
             until = self._clock() + gather_s
@@ -254,12 +262,11 @@ class Lane:
         self._builder.close()
 
     def _listen(self, timeout_s: float) -> int:
-        """Poll once and note the tiles; how many records came. With enough in hand nothing is asked for."""
-        if len(self._queue) >= QUEUE_FULL:
-            return 0
+        """Poll once and note the tiles; how many records came. With enough in hand it polls for none."""
+        self._regulate()
         now = self._clock()
         self._gaps.append((now, now - self._polled))
-        records = self._reader.poll(timeout_s)
+        records = self._reader.poll(timeout_s, POLL_RECORDS if self._flow.asks else 0)
         self._polled = self._clock()
         keys: set[str] = set()
         for record in records:
@@ -279,6 +286,34 @@ class Lane:
         for key in sorted(keys, key=lambda key: key.partition(":")[2]):
             self._note(key)
         return len(records)
+
+    def _regulate(self) -> None:
+        """Decide whether records are asked for, and pause and resume partitions."""
+        now, stopped_s = self._clock(), self._flow.stopped_since_s
+        late = stopped_s is not None and now - stopped_s >= _LIMITS.pause_after_s
+        held = self._reader.holdings() if late or self._flow.paused_since_s is not None else {}
+        brokers: dict[str, list[tuple[str, int]]] = {}
+        for pair, holding in held.items():
+            brokers.setdefault(holding.broker, []).append(pair)
+        paused = {pair for pair, holding in held.items() if holding.paused}
+        behind = {pair: holding.behind for pair, holding in held.items() if holding.behind is not None}
+        decided = pausing.decide(self._flow, self._saturation(now), brokers, paused, behind, now, _LIMITS)
+        if decided.pause or decided.resume:
+            self._reader.pause(decided.pause)
+            self._reader.resume(decided.resume)
+            log.info("partitions wait", paused=len(decided.pause), resumed=len(decided.resume), held=len(held))
+        if decided.flow.asks != self._flow.asks:
+            log.info("hints are asked for" if decided.flow.asks else "enough in hand", tiles=len(self._queue))
+        self._flow = decided.flow
+        self._paused = len((paused | decided.pause) - decided.resume)
+
+    def _saturation(self, now: float) -> float:
+        """Share of the room for what waits that is taken."""
+        return max(len(self._queue) / QUEUE_FULL, self._budget.gauges(now).fill)
+
+    def _crowded(self) -> bool:
+        """Whether what is in hand comes first: it goes on as worker processes end."""
+        return self._budget.gauges(self._clock()).fill > FILL
 
     def _note(self, key: str) -> None:
         if key in self._jobs:
@@ -305,8 +340,8 @@ class Lane:
     # -- building ----------------------------------------------------------------------------------------------------
     def _work(self) -> None:
         """Take what waits, as much as fits into one turn, and build what is light of it."""
-        if self._budget.gauges(self._clock()).fill > FILL:
-            return  # What is in hand first: it goes on as worker processes end.
+        if self._crowded():
+            return
         keys = [key for key, _ in zip(self._queue, range(TURN_TILES), strict=False)]
         prepared = self._builder.prepare(keys, free_only=True)
         taken_us = now_us()
@@ -422,13 +457,15 @@ class Lane:
         return details_with(NONE if stamps is None else stamps.at("built"), {**details, "by": "lane"})
 
     def _account(self, results: Iterable[TileResult]) -> None:
+        debugs = tells_debug(log)
         for result in results:
             self._built += 1
             self._taken.pop(result.key, None)
             events = self._building.pop(result.key, None)
             if self._traces is not None:
                 self._traces.ended(result.key, result.outcome)
-            log.debug("looked at", tile=result.key, outcome=result.outcome, event_ids=events or [])
+            if debugs:
+                log.debug("looked at", tile=result.key, outcome=result.outcome, event_ids=events or [])
             self._progress_ms = now_ms()
             metrics.TILES.labels(result.outcome).inc()
             if result.outcome == "failed":
@@ -450,8 +487,7 @@ class Lane:
         now = self._clock()
         while self._later and self._later[0][0] <= now:
             self._note(heapq.heappop(self._later)[1])
-        saturation = max(len(self._queue) / QUEUE_FULL, self._budget.gauges(now).fill)
-        for key, attempt in self._retries.due(now, saturation):
+        for key, attempt in self._retries.due(now, self._saturation(now)):
             self._tries[key] = attempt
             self._note(key)
 
@@ -461,7 +497,7 @@ class Lane:
 
     def _sweep(self) -> None:
         """Take up what is dirty and in nobody's hands."""
-        if self._clock() - self._swept < SWEEP_S or len(self._queue) >= QUEUE_FULL:
+        if self._clock() - self._swept < SWEEP_S or not self._flow.asks:
             return
         self._swept = self._clock()
         for state in self.stack.ledger.dirty(SWEEP_TILES, kind="live", min_age_ms=SWEEP_AGE_MS):
@@ -482,6 +518,9 @@ class Lane:
         metrics.BUDGET_IN_USE.set(gauges.in_use)
         metrics.BUDGET_WAITING.set(gauges.waiting)
         metrics.BUDGET_OLDEST.set(gauges.oldest_wait_s)
+        stopped_s = self._flow.stopped_since_s
+        metrics.NOT_ASKING.set(0.0 if stopped_s is None else now - stopped_s)
+        metrics.PAUSED.set(self._paused)
         self._gaps = [(at, gap) for at, gap in self._gaps if now - at < 60]
         metrics.POLL_GAP.set(max((gap for _, gap in self._gaps), default=0.0))
 

@@ -25,6 +25,12 @@ TURN_SECONDS = Histogram(
 POLL_GAP = Gauge(
     "geo_assets_lane_poll_gap_seconds", "Longest time between two polls in the last minute.", registry=REGISTRY
 )
+NOT_ASKING = Gauge(
+    "geo_assets_lane_not_asking_seconds",
+    "Since when it has asked for no records, as it has enough in hand; 0: it asks.",
+    registry=REGISTRY,
+)
+PAUSED = Gauge("geo_assets_lane_paused_partitions", "Partitions of the hints that are paused.", registry=REGISTRY)
 OUTAGES_SEEN = Counter("geo_assets_lane_outages_total", "Turns given up as a port was away.", registry=REGISTRY)
 STAGES = StageHistograms(REGISTRY)
 REGISTRY.register(SPANS)

@@ -7,7 +7,7 @@ and the first record read is marked first. Sensor, lane and replays may bring a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ import structlog
 
 from geo_assets.services.dead_letters import now_ms, write_dead_letters
 from geo_assets.services.hints import hint_dead_letter, read_slice
-from resources.event_log.protocol import OffsetOutOfRange, Record
+from resources.event_log.protocol import Holding, OffsetOutOfRange, Record
 
 if TYPE_CHECKING:
     from geo_assets.stack import Stack
@@ -51,14 +51,18 @@ class HintReader:
         self._positions: dict[tuple[str, int], int] = {}
         self._owed: dict[tuple[str, int], int] = {}
 
-    def poll(self, timeout_s: float) -> list[Record]:
+    def poll(self, timeout_s: float, most: int = POLL_RECORDS) -> list[Record]:
         """Next records whose tiles are marked, durably; waits at most so long for a first one.
+
+        Args:
+            timeout_s: Longest wait.
+            most: Records at most. With 0 it only stays in the group.
 
         Raises:
             LogUnavailable, LedgerUnavailable: Not now. `again` makes the next poll give the records again.
         """
         try:
-            records = self._consumer.poll(POLL_RECORDS, timeout_s)
+            records = self._consumer.poll(most, timeout_s)
         except OffsetOutOfRange as gone:
             # The sensor finds the same gap at the ledger's position and has the coverage repaired.
             log.warning("hints were deleted before the lane read them", topic=gone.topic, partition=gone.partition)
@@ -81,6 +85,18 @@ class HintReader:
         self._owed = {}
         self._positions = {}
         self._consumer.seek_to_committed()
+
+    def holdings(self) -> Mapping[tuple[str, int], Holding]:
+        """The partitions held, and how each stands. Raises LogUnavailable."""
+        return self._consumer.holdings()
+
+    def pause(self, partitions: Collection[tuple[str, int]]) -> None:
+        """Have nothing of them fetched."""
+        self._consumer.pause(partitions)
+
+    def resume(self, partitions: Collection[tuple[str, int]]) -> None:
+        """Go on with them."""
+        self._consumer.resume(partitions)
 
     def close(self) -> None:
         """Leave the group."""
