@@ -52,9 +52,9 @@ def test_in_a_burst_of_giants_the_lane_goes_on_polling_keeps_its_budget_and_lose
     most = [0]
     poll, start, grants = HintReader.poll, WorkerPool.start, VertexBudget.grants
 
-    def polled(self: HintReader, timeout_s: float) -> Any:
+    def polled(self: HintReader, *asked: Any) -> Any:
         story.append("poll")
-        return poll(self, timeout_s)
+        return poll(self, *asked)
 
     def started(self: WorkerPool, work: Any, task: Any) -> Any:
         if hasattr(task, "key"):
