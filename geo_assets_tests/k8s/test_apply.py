@@ -255,7 +255,9 @@ def test_a_pod_that_asks_for_more_than_it_may_have_is_refused(
         ("control", "create", "serviceaccounts/token", False),
         ("run", "create", "jobs.batch", False),
         ("run", "get", "pods", False),
-        ("service", "get", "configmaps", False),
+        ("batch", "create", "jobs.batch", False),
+        ("tiles", "get", "configmaps", False),
+        ("upkeep", "get", "secrets", False),
         ("code", "create", "jobs.batch", False),
     ],
 )

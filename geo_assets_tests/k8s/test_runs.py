@@ -84,7 +84,7 @@ def test_an_edit_is_built_by_a_run_that_the_sensor_asked_for(cluster: Cluster) -
     made = job(cluster, run["runId"])
     assert made is not None
     pod = made["spec"]["template"]["spec"]
-    assert pod["serviceAccountName"] == "run"
+    assert pod["serviceAccountName"] == "batch"
     assert pod["automountServiceAccountToken"] is False
     asked = json.loads(run["tags"][CONFIG_TAG])["container_config"]["resources"]
     given = pod["containers"][0]["resources"]["limits"]
@@ -277,7 +277,7 @@ def test_a_tag_that_asks_for_another_account_is_refused(cluster: Cluster) -> Non
     assert job(cluster, run_id) is None
 
 
-@pytest.mark.parametrize("account", ["control", "code", "run", "service"])
+@pytest.mark.parametrize("account", ["control", "code", "run", "batch", "edge", "ingest", "live", "tiles", "upkeep"])
 def test_no_account_may_do_more_than_launch_runs(cluster: Cluster, account: str) -> None:
     someone = f"--as=system:serviceaccount:{NAMESPACE}:{account}"
     for verb, what, namespace in (
