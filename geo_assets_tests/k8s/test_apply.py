@@ -47,8 +47,11 @@ def variants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Object]
 @pytest.fixture(scope="module")
 def api(control_plane: Kubectl, variants: dict[str, list[Object]]) -> Kubectl:
     """The API with the namespace, its accounts and its limits: what the rest is judged by."""
-    kinds = ("Namespace", "ServiceAccount", "LimitRange", "ResourceQuota", "Role", "RoleBinding")
-    control_plane.kubectl("apply", "-f", "-", input=listed(each for each in variants["aws"] if each["kind"] in kinds))
+    kinds = ("Namespace", "LimitRange", "ResourceQuota", "Role", "RoleBinding")
+    # A component brings an account of its own.
+    accounts = named([each for objects in variants.values() for each in objects], "ServiceAccount")
+    first = [each for each in variants["aws"] if each["kind"] in kinds] + list(accounts.values())
+    control_plane.kubectl("apply", "-f", "-", input=listed(first))
     control_plane.wait(lambda: control_plane.get("serviceaccount"), 60, "the namespace has its accounts")
     return control_plane
 
