@@ -335,10 +335,11 @@ def test_with_fifty_batches_in_the_queue_pools_and_tag_limits_hold(cluster: Clus
         cluster.wait(some_have_ended, 600, "four runs of each kind have ended")
         assert most == {"build_tiles": 1, "observe_features": 2}
     finally:
-        left = [run["runId"] for run in runs(cluster, **{"test/fifty": begun}) if run["status"] not in ENDED]
-        if left:
+        try:
+            left = [run["runId"] for run in runs(cluster, **{"test/fifty": begun}) if run["status"] not in ENDED]
             end(cluster, *left)
-        cluster.graphql(LIMIT, key="feature_store", limit=5)
+        finally:
+            cluster.graphql(LIMIT, key="feature_store", limit=5)
 
 
 def test_no_secrets_value_stands_in_any_job_log_or_event(cluster: Cluster) -> None:
