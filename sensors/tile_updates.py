@@ -44,9 +44,12 @@ from geo_assets.stack import Stack
 from geo_assets.tiles.tile import Tile, TileError
 from resources.event_log.protocol import LogUnavailable, OffsetOutOfRange
 from resources.ledger.protocol import Batch, Failure, LedgerUnavailable, MarkKind, Settle, TileState
+from sensors.launch_pauses import pause_of
 from sensors.pool_waits import end_waiting, has_waited_too_long
 
 log = structlog.get_logger()
+
+NAME = "tile_updates"
 
 GROUP = "tile-updates"
 """Consumer group under which the positions are shown; they are kept in the ledger."""
@@ -303,6 +306,12 @@ class Tick:
     waiting: int = 0
     grace_ms: int = 0
     """How young a live mark was left to the fast lane."""
+    ended: int = 0
+    """Batches that were ended: their runs are over, or never began."""
+    refused: int = 0
+    """Launches that failed in a row."""
+    pause_s: float = 0.0
+    """For how long no run is asked for, seconds."""
     positions: dict[str, dict[int, int]] = field(default_factory=dict)
     """Topic -> partition -> next offset."""
     requests: list[RunRequest] = field(default_factory=list)
@@ -320,7 +329,9 @@ class Tick:
             )
             if count
         )
-        if self.waiting:
+        if self.pause_s:
+            reason = f"{self.refused} launches failed in a row: the next run is asked for in {self.pause_s:.0f} s"
+        elif self.waiting:
             reason = f"{self.in_flight} runs in flight of {limit}: {self.waiting:,} dirty tiles wait"
         elif self.in_flight:
             reason = f"{self.in_flight} runs in flight, nothing else is dirty"
@@ -341,11 +352,17 @@ def tick(stack: Stack, instance: DagsterInstance, now_ms: int | None = None) -> 
         stack.ledger, instance, stack.settings, limit=CATALOG_ROWS, min_age_ms=CATALOG_AGE_MS
     )
     _mark(stack, now_ms, done)
-    _request_repair(stack, instance, done)
-    opened += _take(stack, now_ms, done)
+    if stack.settings.run_pods:
+        done.refused, done.pause_s = pause_of(instance, NAME, now_ms / 1000)
+    if done.pause_s and done.ended:
+        log.warning("runs cannot be launched", failed_in_a_row=done.refused, pause_s=round(done.pause_s, 1))
+    if not done.pause_s:
+        _request_repair(stack, instance, done)
+        opened += _take(stack, now_ms, done)
     if opened:
         _request(stack, instance, opened, done)
-    _request_audit(stack, instance, now_ms, done)
+    if not done.pause_s:
+        _request_audit(stack, instance, now_ms, done)
     observe_if_moved(stack, instance, now_ms)
     return done
 
@@ -377,6 +394,7 @@ def _look_after(stack: Stack, instance: DagsterInstance, now_ms: int, done: Tick
     care = care_for(batches, statuses, now_ms)
     for batch in care.end:
         ledger.end_batch(batch.id)
+    done.ended = len(care.end)
     done.in_flight = len(care.renew)
     opened: list[Batch] = []
     waiting: list[Batch] = []
@@ -616,7 +634,7 @@ def _request_audit(stack: Stack, instance: DagsterInstance, now_ms: int, done: T
 
 @sensor(
     jobs=[build_tiles, repair_coverage, audit],
-    name="tile_updates",
+    name=NAME,
     minimum_interval_seconds=1,
     default_status=DefaultSensorStatus.RUNNING,
     description=(

@@ -263,6 +263,8 @@ class Lab:
             return [
                 str(self.binary), "kube-controller-manager", f"--kubeconfig={self.kubeconfig}",
                 "--bind-address=127.0.0.1", f"--secure-port={ports[name]}", f"--cert-dir={pki}/made",
+                # A node of a machine that is busy tells late that it lives.
+                "--node-monitor-grace-period=180s",
                 "--leader-elect=false", f"--root-ca-file={pki}/ca.crt",
                 f"--service-account-private-key-file={pki}/sa.key",
             ]  # fmt: skip

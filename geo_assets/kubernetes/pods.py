@@ -11,6 +11,9 @@ from dataclasses import dataclass
 CONFIG_TAG = "dagster-k8s/config"
 """The run launcher reads a run's wishes in it. No other launcher looks at it."""
 
+NOT_LAUNCHED_TAG = "geo_assets/not_launched"
+"""On a run for which Kubernetes made no Job: the kind of fault. Sensors wait before they ask again."""
+
 MAIN_MB = 512
 """A run's own process and what it brings: Dagster and the libraries 150 MB, the fork server 80, the rest for rows and
 results of the batch, page cache and a dead worker that is replaced."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import structlog
 from dagster import Array, DagsterRun, Field
+from dagster._core.launcher import LaunchRunContext
 from dagster._core.launcher.base import CheckRunHealthResult, WorkerStatus
 from dagster_k8s import K8sRunLauncher
 from dagster_k8s.container_context import K8sContainerContext
@@ -18,6 +19,7 @@ from dagster_k8s.job import UserDefinedDagsterK8sConfig, get_job_name_from_run_i
 from kubernetes.client import V1JobStatus
 
 from geo_assets.kubernetes.api import Jobs, is_absent, told
+from geo_assets.kubernetes.pods import NOT_LAUNCHED_TAG
 
 log = structlog.get_logger()
 
@@ -76,8 +78,9 @@ def judge(name: str, found: V1JobStatus | Exception) -> CheckRunHealthResult:
 class PatientRunLauncher(K8sRunLauncher):
     """`K8sRunLauncher` for an API server that may be away, and for runs that nobody resumes.
 
-    A launch asks for a minute and then raises: the run fails before it began, and its tiles are asked for again. A run
-    that is ended while the API is away is ended in Dagster; the janitor takes its Job.
+    A launch asks for a minute while the API is away, and once where it refuses, and then raises: the run fails before
+    it began, and the sensor asks for its tiles again after a pause that grows. A run that is ended while the API is
+    away is ended in Dagster; the janitor takes its Job.
 
     Args:
         run_service_accounts: Service accounts that a run's tags may choose.
@@ -107,6 +110,20 @@ class PatientRunLauncher(K8sRunLauncher):
     def supports_run_worker_crash_recovery(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
         """As `supports_resume_run`: a Job has one name, and no attempt in it."""
         return False
+
+    def launch_run(self, context: LaunchRunContext) -> None:
+        """Make a run's Job; a run that gets none is marked, so that the next one is not asked for at once.
+
+        Raises:
+            ApiAway, ApiRefused, TagRefused: It got none.
+        """
+        try:
+            super().launch_run(context)
+        except Exception as fault:
+            run_id, kind = context.dagster_run.run_id, type(fault).__name__
+            log.warning("run not launched", run=run_id, kind=kind, problem=str(fault))
+            self._instance.add_run_tags(run_id, {NOT_LAUNCHED_TAG: kind})
+            raise
 
     def get_container_context_for_run(self, dagster_run: DagsterRun) -> K8sContainerContext:
         """What a run's pod is made of.

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from deploy.lab.binary import binary
 from geo_assets_tests.deploy.examples import DEPLOY
+from geo_assets_tests.needs import missing
 
 K8S = DEPLOY / "k8s"
 OVERLAYS = ("aws", "lab", "local")
@@ -26,13 +26,10 @@ Object = dict[str, Any]
 
 @functools.cache
 def kustomize() -> tuple[str, ...]:
-    """The command that builds a kustomization; the test is skipped where there is none.
-
-    Under REQUIRE_SERVICES too: no release of Debian before 13 has one, and `.ci/run` says it where it finds none.
-    """
+    """The command that builds a kustomization; where there is none, the test has nothing to read."""
     command = found()
     if command is None:
-        pytest.skip("no kustomize 5 and no kubectl from 1.27 on (deploy/lab/lab build makes one)")
+        missing("no kustomize 5 and no kubectl from 1.27 on (deploy/lab/lab build makes one)")
     return command
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from deploy.lab.network import Network, free_network, local
 from deploy.lab.node.environment import NotConfigured, expand, field, resource, service_links
 from deploy.lab.node.logs import tail
-from deploy.lab.node.pod import Container
+from deploy.lab.node.pod import Container, contradicts
 from deploy.lab.node.probes import (
     LIVENESS,
     READINESS,
@@ -340,6 +340,19 @@ def test_logs_are_asked_for_by_their_last_lines() -> None:
     assert tail(b"a\nb\nc\n", 2) == b"b\nc\n"
     assert tail(b"a\nb\nc", None) == b"a\nb\nc"
     assert tail(b"a\n", 0) == b""
+
+
+# What others write.
+
+
+def test_a_readiness_that_another_overwrote_is_noticed() -> None:
+    written = {"conditions": [{"type": "Initialized", "status": "True"}, {"type": "Ready", "status": "True"}]}
+    same = {"conditions": [*written["conditions"], {"type": "PodScheduled", "status": "True"}]}
+    taken = {"conditions": [{"type": "Ready", "status": "False", "reason": "NodeNotReady"}]}
+
+    assert not contradicts(written, same)
+    assert not contradicts(written, {}), "the API has none yet"
+    assert contradicts(written, taken)
 
 
 # Restarts.

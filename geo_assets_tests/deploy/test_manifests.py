@@ -214,9 +214,29 @@ def test_only_what_launches_runs_has_a_token_of_the_api(objects: list[Object]) -
     launching = {"dagster-webserver", "dagster-daemon", "janitor"}
     assert {name for name, (_, token) in told.items() if token} == launching
     assert {name for name, (account, _) in told.items() if account == "control"} == launching
-    assert told["code"][0] == "code"
-    assert {told[name][0] for name in ("edge", "ingest", "live", "tiles", "migrate", "mend")} == {"service"}
-    assert set(named(objects, "ServiceAccount")) == {"control", "code", "run", "service"}
+    # Each role has an account of its own, so that a cloud can give the tile server what only reads.
+    for name in ("edge", "ingest", "live", "tiles", "code"):
+        assert told[name][0] == name
+    assert {told[name][0] for name in ("migrate", "mend")} == {"upkeep"}
+    accounts = {"control", "code", "edge", "ingest", "live", "tiles", "upkeep", "batch", "run"}
+    proxy = {"ui-proxy"} & set(told)
+    assert set(named(objects, "ServiceAccount")) == accounts | proxy
+
+
+def test_in_aws_each_account_has_a_role_of_its_name(variants: dict[str, list[Object]]) -> None:
+    for name, account in named(variants["aws"], "ServiceAccount").items():
+        role = account["metadata"]["annotations"]["eks.amazonaws.com/role-arn"]
+        assert role.endswith(f":role/geo-assets-{name}")
+
+
+def test_a_batch_runs_as_an_account_that_the_launcher_knows(objects: list[Object]) -> None:
+    instance = yaml.safe_load(named(objects, "ConfigMap")["dagster-instance"]["data"]["dagster.yaml"])
+    launcher = instance["run_launcher"]["config"]
+    account = settings_of(objects)["GEO_ASSETS_RUN_POD_ACCOUNT"]
+
+    assert account in launcher["run_service_accounts"]
+    assert account != launcher["service_account_name"]
+    assert set(launcher["run_service_accounts"]) <= set(named(objects, "ServiceAccount"))
 
 
 def test_the_launchers_role_lets_it_make_and_end_jobs_and_read_no_secret(objects: list[Object]) -> None:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,7 +34,19 @@ WITH = {
     "local, with components": ("local", "hpa", "monitoring", "ingress-nginx", "ui-oauth2-proxy"),
 }
 OPERATORS = {"ScaledObject", "TriggerAuthentication", "PodMonitor", "PrometheusRule"}
-"""Kinds that this API does not know: KEDA's and the Prometheus operator's."""
+"""Kinds that this API does not know by itself: KEDA's and the Prometheus operator's."""
+
+DEFINITIONS = {
+    "github.com/kedacore/keda/v2@v2.18.1": (
+        "config/crd/bases/keda.sh_scaledobjects.yaml",
+        "config/crd/bases/keda.sh_triggerauthentications.yaml",
+    ),
+    "github.com/prometheus-operator/prometheus-operator@v0.85.0": (
+        "example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml",
+        "example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml",
+    ),
+}
+"""Go modules that define them, and where."""
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +62,11 @@ def variants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Object]
 @pytest.fixture(scope="module")
 def api(control_plane: Kubectl, variants: dict[str, list[Object]]) -> Kubectl:
     """The API with the namespace, its accounts and its limits: what the rest is judged by."""
-    kinds = ("Namespace", "ServiceAccount", "LimitRange", "ResourceQuota", "Role", "RoleBinding")
-    control_plane.kubectl("apply", "-f", "-", input=listed(each for each in variants["aws"] if each["kind"] in kinds))
+    kinds = ("Namespace", "LimitRange", "ResourceQuota", "Role", "RoleBinding")
+    # A component brings an account of its own.
+    accounts = named([each for objects in variants.values() for each in objects], "ServiceAccount")
+    first = [each for each in variants["aws"] if each["kind"] in kinds] + list(accounts.values())
+    control_plane.kubectl("apply", "-f", "-", input=listed(first))
     control_plane.wait(lambda: control_plane.get("serviceaccount"), 60, "the namespace has its accounts")
     return control_plane
 
@@ -255,7 +273,9 @@ def test_a_pod_that_asks_for_more_than_it_may_have_is_refused(
         ("control", "create", "serviceaccounts/token", False),
         ("run", "create", "jobs.batch", False),
         ("run", "get", "pods", False),
-        ("service", "get", "configmaps", False),
+        ("batch", "create", "jobs.batch", False),
+        ("tiles", "get", "configmaps", False),
+        ("upkeep", "get", "secrets", False),
         ("code", "create", "jobs.batch", False),
     ],
 )
@@ -275,3 +295,75 @@ def test_an_unknown_kind_is_refused(api: Kubectl, variants: dict[str, list[Objec
 
     assert done.returncode != 0
     assert "no matches for kind" in done.stderr
+
+
+# -- kinds of operators ----------------------------------------------------------------------------------------------
+
+
+def definitions() -> list[Path]:
+    """What the operators' own releases say of their kinds; skips where they are not to be had."""
+    go = shutil.which("go")
+    if go is None:
+        pytest.skip("no Go, which fetches the operators' definitions of their kinds")
+    found = []
+    for module, files in DEFINITIONS.items():
+        # Outside the checkout: it asks for a module, and there is none to note it in.
+        done = subprocess.run(
+            [go, "mod", "download", "-json", module], cwd="/", capture_output=True, text=True, check=False, timeout=300
+        )
+        told = json.loads(done.stdout or "{}")
+        if done.returncode or "Dir" not in told:
+            pytest.skip(f"{module} is not to be had: {(told.get('Error') or done.stderr)[:200]}")
+        found += [Path(told["Dir"]) / file for file in files]
+    return found
+
+
+@pytest.fixture(scope="module")
+def with_operators(api: Kubectl) -> Iterator[Kubectl]:
+    """The API with the operators' kinds."""
+    files = definitions()
+    given = [argument for file in files for argument in ("-f", str(file))]
+    try:
+        # Too large for the annotation that a client's `apply` would write.
+        api.kubectl("create", *given)
+        api.kubectl("wait", "--for=condition=Established", "--timeout=60s", *given)
+        # What knows of a kind is brought up to date a moment later.
+        api.wait(lambda: "ScaledObject" in api.kubectl("api-resources", "--no-headers"), 60, "the kinds are known")
+        yield api
+    finally:
+        api.lab.kubectl("delete", "--ignore-not-found", *given)
+
+
+@pytest.mark.parametrize("name", WITH)
+def test_what_is_meant_for_an_operator_is_as_its_kind_is_defined(
+    name: str, with_operators: Kubectl, variants: dict[str, list[Object]]
+) -> None:
+    objects = [each for each in variants[name] if each["kind"] in OPERATORS]
+    expected = OPERATORS if name.startswith("aws") else {"PodMonitor", "PrometheusRule"}
+    assert {each["kind"] for each in objects} == expected
+
+    done = dry(with_operators, *objects)
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "which", "change", "words"),
+    [
+        ("ScaledObject", "ingest", lambda o: o["spec"].update(maxReplicas=4), "unknown field"),
+        ("ScaledObject", "live", lambda o: o["spec"]["triggers"][0].pop("type"), "type"),
+        ("TriggerAuthentication", "kafka", lambda o: o["spec"]["env"][0].pop("parameter"), "parameter"),
+        ("PodMonitor", "services", lambda o: o["spec"]["podMetricsEndpoints"][0].update(interval="soon"), "interval"),
+        ("PrometheusRule", "geo-assets", lambda o: o["spec"]["groups"][0]["rules"][0].pop("expr"), "expr"),
+    ],
+)
+def test_what_an_operator_would_not_understand_is_refused(
+    kind: str, which: str, change: Change, words: str, with_operators: Kubectl, variants: dict[str, list[Object]]
+) -> None:
+    broken = copy.deepcopy(named(variants["aws, with components"], kind)[which])
+    change(broken)
+
+    done = dry(with_operators, broken)
+
+    assert done.returncode != 0
+    assert words in done.stderr

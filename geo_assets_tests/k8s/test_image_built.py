@@ -159,17 +159,25 @@ def test_the_code_location_loads_in_the_image(images: dict[str, Image], tmp_path
 
 
 @pytest.mark.parametrize("target", ["edge", "tileserver"])
-def test_a_slim_image_has_neither_dagster_nor_a_geometry_library_and_the_map_page_is_where_it_is_served(
+def test_a_slim_image_has_neither_dagster_nor_a_geometry_library(
     images: dict[str, Image], target: str, tmp_path: Path
 ) -> None:
     code = """
 import importlib.util as u
-from geo_assets.services.tileserver.static import StaticFiles
-print([n for n in ("dagster", "shapely", "numpy", "pyproj", "pip", "uv") if u.find_spec(n)], StaticFiles().has_vendor)
+print([n for n in ("dagster", "shapely", "numpy", "pyproj", "pyarrow", "pip", "uv") if u.find_spec(n)])
 """
     said = images[target].run("python", "-c", code, folder=tmp_path)
 
-    assert said.stdout.split("\n")[0] == f"[] {target == 'tileserver'}", said.stderr
+    assert said.stdout == "[]\n", said.stderr
+
+
+def test_the_map_page_is_where_it_is_served_and_nowhere_else(images: dict[str, Image], tmp_path: Path) -> None:
+    code = "from geo_assets.services.tileserver.static import StaticFiles; print(StaticFiles().has_vendor)"
+    for target in ("platform", "tileserver"):
+        said = images[target].run("python", "-c", code, folder=tmp_path)
+        assert said.stdout == "True\n", said.stderr
+    assert not list((images["edge"].root / "opt/app").rglob("maplibre*"))
+    assert list((images["tileserver"].root / "opt/app").rglob("maplibre*"))
 
 
 def test_only_locked_versions_are_in_the_images(images: dict[str, Image], tmp_path: Path) -> None:

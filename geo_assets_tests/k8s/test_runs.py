@@ -84,7 +84,7 @@ def test_an_edit_is_built_by_a_run_that_the_sensor_asked_for(cluster: Cluster) -
     made = job(cluster, run["runId"])
     assert made is not None
     pod = made["spec"]["template"]["spec"]
-    assert pod["serviceAccountName"] == "run"
+    assert pod["serviceAccountName"] == "batch"
     assert pod["automountServiceAccountToken"] is False
     asked = json.loads(run["tags"][CONFIG_TAG])["container_config"]["resources"]
     given = pod["containers"][0]["resources"]["limits"]
@@ -277,7 +277,7 @@ def test_a_tag_that_asks_for_another_account_is_refused(cluster: Cluster) -> Non
     assert job(cluster, run_id) is None
 
 
-@pytest.mark.parametrize("account", ["control", "code", "run", "service"])
+@pytest.mark.parametrize("account", ["control", "code", "run", "batch", "edge", "ingest", "live", "tiles", "upkeep"])
 def test_no_account_may_do_more_than_launch_runs(cluster: Cluster, account: str) -> None:
     someone = f"--as=system:serviceaccount:{NAMESPACE}:{account}"
     for verb, what, namespace in (
@@ -335,10 +335,11 @@ def test_with_fifty_batches_in_the_queue_pools_and_tag_limits_hold(cluster: Clus
         cluster.wait(some_have_ended, 600, "four runs of each kind have ended")
         assert most == {"build_tiles": 1, "observe_features": 2}
     finally:
-        left = [run["runId"] for run in runs(cluster, **{"test/fifty": begun}) if run["status"] not in ENDED]
-        if left:
+        try:
+            left = [run["runId"] for run in runs(cluster, **{"test/fifty": begun}) if run["status"] not in ENDED]
             end(cluster, *left)
-        cluster.graphql(LIMIT, key="feature_store", limit=5)
+        finally:
+            cluster.graphql(LIMIT, key="feature_store", limit=5)
 
 
 def test_no_secrets_value_stands_in_any_job_log_or_event(cluster: Cluster) -> None:

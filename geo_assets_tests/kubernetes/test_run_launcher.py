@@ -16,8 +16,8 @@ from dagster._core.launcher import LaunchRunContext
 from dagster._core.launcher.base import WorkerStatus
 
 from geo_assets.kubernetes import api
-from geo_assets.kubernetes.api import ApiAway, Jobs
-from geo_assets.kubernetes.pods import CONFIG_TAG, Size, run_tags
+from geo_assets.kubernetes.api import ApiAway, ApiRefused, Jobs
+from geo_assets.kubernetes.pods import CONFIG_TAG, NOT_LAUNCHED_TAG, Size, run_tags
 from geo_assets.kubernetes.run_launcher import PatientRunLauncher
 from geo_assets_tests.kubernetes.api_stand_in import StandIn, fault, stand_in
 
@@ -166,10 +166,10 @@ def test_no_secrets_value_stands_in_a_job(
 
 
 def test_a_batchs_tag_gives_its_pod_memory_and_account(launcher: PatientRunLauncher, server: StandIn) -> None:
-    made = launched(launcher, server, run_tags(Size(1_536, 750), "run"))
+    made = launched(launcher, server, run_tags(Size(1_536, 750), "batch"))
 
     pod = made["spec"]["template"]["spec"]
-    assert pod["serviceAccountName"] == "run"
+    assert pod["serviceAccountName"] == "batch"
     assert pod["containers"][0]["resources"] == {
         "requests": {"cpu": "750m", "memory": "1536Mi"}, "limits": {"memory": "1536Mi"},
     }  # fmt: skip
@@ -179,7 +179,7 @@ def test_a_batchs_tag_gives_its_pod_memory_and_account(launcher: PatientRunLaunc
     "asked",
     [
         {"pod_spec_config": {"service_account_name": "control"}},
-        {"pod_spec_config": {"serviceAccountName": "service"}},
+        {"pod_spec_config": {"serviceAccountName": "upkeep"}},
         {"pod_spec_config": {"host_network": True}},
         {"pod_spec_config": {"automount_service_account_token": True}},
         {"pod_spec_config": {"volumes": [{"name": "x", "secret": {"secret_name": "geo-assets-alerts"}}]}},
@@ -234,3 +234,33 @@ def test_ending_a_run_deletes_its_job_with_its_pod(launcher: PatientRunLauncher,
     (asked,) = [one for one in server.asked if one.method == "DELETE"]
     assert asked.path.endswith(f"/namespaces/geo-assets/jobs/dagster-run-{run.run_id}")
     assert asked.body["propagationPolicy"] == "Background"
+
+
+REFUSED = (fault(403, "Forbidden", "no permission", "x"), "ApiRefused")
+AWAY = (fault(503, "ServiceUnavailable", "starting"), "ApiAway")
+
+
+@pytest.mark.parametrize(("answer", "kind"), [REFUSED, AWAY], ids=["refused", "away"])
+def test_a_run_that_got_no_job_is_marked_with_what_was_the_fault(
+    launcher: PatientRunLauncher, server: StandIn, answer: Any, kind: str
+) -> None:
+    server.answers(answer)
+    launcher._api_client.patience_s = 0.1  # pyright: ignore[reportAttributeAccessIssue]
+    run = a_run(launcher)
+
+    with pytest.raises((ApiRefused, ApiAway)):
+        launcher.launch_run(LaunchRunContext(run, workspace=None))
+
+    marked = launcher._instance.get_run_by_id(run.run_id)
+    assert marked is not None
+    assert marked.tags[NOT_LAUNCHED_TAG] == kind
+
+
+def test_a_run_that_got_its_job_is_not_marked(launcher: PatientRunLauncher, server: StandIn) -> None:
+    run = a_run(launcher)
+
+    launcher.launch_run(LaunchRunContext(run, workspace=None))
+
+    left = launcher._instance.get_run_by_id(run.run_id)
+    assert left is not None
+    assert NOT_LAUNCHED_TAG not in left.tags

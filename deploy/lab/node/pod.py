@@ -54,6 +54,16 @@ class Node:
     """What the node adds to every container's environment."""
 
 
+def contradicts(written: Object, seen: Object) -> bool:
+    """Whether the API says of a pod's readiness other than was written: it was overwritten by another.
+
+    The node's controller does so when heartbeats come late, and leaves it to the kubelet to say again how it is.
+    """
+    ours = {each["type"]: each["status"] for each in written["conditions"]}
+    theirs = {each["type"]: each["status"] for each in seen.get("conditions") or []}
+    return any(theirs.get(kind, status) != status for kind, status in ours.items())
+
+
 def now() -> str:
     """The time as the API writes it."""
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -165,6 +175,7 @@ class Pod:
         self._conditions: dict[str, Object] = {}
         self._started_at = status.get("startTime") or now()
         self._written: Object | None = None
+        self._overwritten = False
         self._over = status.get("phase") in ("Succeeded", "Failed")
         self._stopped_by: threading.Thread | None = None
 
@@ -181,6 +192,8 @@ class Pod:
     def changed(self, pod: Object) -> None:
         """The API has a newer version of it."""
         self._pod = pod
+        if self._written is not None and contradicts(self._written, pod.get("status") or {}):
+            self._overwritten = True
         if pod["metadata"].get("deletionTimestamp") and not self._deleted:
             self._delete_grace = float(pod["metadata"].get("deletionGracePeriodSeconds") or 0)
             self._deleted = True
@@ -591,10 +604,11 @@ class Pod:
     # What the API is told.
 
     def _report(self) -> bool:
-        """Write the status where it changed; returns whether the API has the last one."""
+        """Write the status where it changed, here or in the API; returns whether the API has the last one."""
         status = self._status()
-        if status == self._written:
+        if status == self._written and not self._overwritten:
             return True
+        self._overwritten = False
         path = f"/api/v1/namespaces/{self.namespace}/pods/{self.name}/status"
         try:
             self._node.api.patch(path, {"metadata": {"uid": self.uid}, "status": status})
@@ -606,6 +620,7 @@ class Pod:
                 self._abandoned = True
             return True
         except Unreachable:
+            self._overwritten = True
             return False
         self._written = copy.deepcopy(status)
         return True
