@@ -7,6 +7,7 @@ channels. A message is stored before it is sent, so that a tick that dies sends 
 import json
 import time
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import structlog
@@ -46,8 +47,12 @@ PAGE = 500
 READING_S = 5.0
 """How long a tick reads; the rest is read by the next one, and nobody is told before the newest is known."""
 
-SENDING_S = 20.0
-"""How long a tick sends: with what it reads far below the minute that Dagster gives it."""
+SENT_AT_ONCE = 16
+"""Channels that are told at the same time: one that hangs delays no other."""
+
+MOST_SENT = 4 * SENT_AT_ONCE
+"""Channels that one tick tells. Were all of them to hang, for five seconds each, it would take twenty: with what it
+reads far below the minute that Dagster gives it."""
 
 SETTLED_MS = 60_000
 """How long an event may be on its way: ids are given out before the event can be read, and may be read out of order."""
@@ -280,12 +285,12 @@ def tick(stack: Stack, instance: DagsterInstance, known: Collection[str], now_ms
     if stored != before and not ledger.set_value(VALUE, stored, expect=before):
         done.raced = True
         return done
-    until = time.monotonic() + SENDING_S
-    for name, message in alerting.due(state, now_ms):
-        if time.monotonic() >= until:
-            break
+    owed = alerting.due(state, now_ms)[:MOST_SENT]
+    with ThreadPoolExecutor(SENT_AT_ONCE, thread_name_prefix="alerts") as pool:
+        sent = [(name, message, pool.submit(channels.send, name, message)) for name, message in owed]
+    for name, message, sending in sent:
         try:
-            channels.send(name, message)
+            sending.result()
         except NotDelivered as fault:
             _refused(state, name, fault.problem, fault.retry_after_s, now_ms, done)
         except Exception as fault:

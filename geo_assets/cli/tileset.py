@@ -217,7 +217,7 @@ def pin(
     name: str = typer.Argument(..., help="Of the tileset."),
     version: str = typer.Argument(..., help="Version or its number."),
     reader: str = typer.Option(..., help="Who goes on with it, for people."),
-    days: float = typer.Option(None, min=0, max=36_500, help="For how long; default: until it is unpinned."),
+    days: float = typer.Option(None, min=0.001, max=36_500, help="For how long; default: until it is unpinned."),
 ) -> None:
     """Keep a version from being pruned while a reader goes on with it."""
     from geo_assets.services.tileset import registry

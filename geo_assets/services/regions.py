@@ -149,9 +149,12 @@ def file_region(path: Path) -> tuple[Any, str]:
         RegionError: The file cannot be read, or as for `geojson_region`.
     """
     try:
-        if (size := path.stat().st_size) > MOST_BYTES:
-            raise RegionError(f"region {path}: {size:,} bytes, above {MOST_BYTES:,}: simplify it first")
-        return geojson_region(path.read_bytes(), path.name)
+        # Pipes and devices have no size to ask for.
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise RegionError(f"region {path}: more than {MOST_BYTES:,} bytes: simplify it first")
+        return geojson_region(data, path.name)
     except OSError as fault:
         raise RegionError(f"region {path}: {fault.strerror or fault}") from None
 

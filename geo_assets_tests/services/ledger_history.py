@@ -59,5 +59,7 @@ class LedgerHistory:
         import psycopg
 
         with psycopg.connect(url.get_secret_value(), autocommit=True) as server:
-            server.execute("SELECT set_config('search_path', %s, false)", (f"{self._settings.postgres_schema}, public",))
+            server.execute(
+                "SELECT set_config('search_path', %s, false)", (f"{self._settings.postgres_schema}, public",)
+            )
             yield server

@@ -307,6 +307,19 @@ def test_rule_7_below_the_floor_nothing_is_published_and_the_missing_are_named(l
     assert done.manifest["coverage"]["expected"] < 1_000
 
 
+def test_a_tile_that_only_the_box_of_a_feature_meets_is_not_missing(world: World) -> None:
+    fill(world)
+    street = feature("diagonal", 1, name="aslant")
+    lon, lat = HERE
+    street["geometry"] = {"type": "LineString", "coordinates": [[lon, lat], [lon + 0.05, lat + 0.025]]}
+    world.edit(street)
+    world.build_dirty()
+    done = published(world, bbox=f"{lon},{lat},{lon + 0.05},{lat + 0.025}", zooms="14-16", floor=1.0)
+    coverage = done.manifest["coverage"]
+    assert (coverage["missing"], coverage["expected"]) == (0, coverage["present"])
+    assert coverage["expected"] > 20
+
+
 def test_while_tiles_wait_for_their_build_it_refuses_unless_told_otherwise(local: World) -> None:
     fill(local)
     before = served(local)

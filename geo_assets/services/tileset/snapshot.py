@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import shapely
 from pmtiles.tile import zxy_to_tileid
 
 from geo_assets.events import topics
@@ -20,9 +21,11 @@ from geo_assets.services.hints import read_slice
 from geo_assets.services.tileset.registry import TilesetError
 from geo_assets.tiles.tile import Box, Tile
 from geo_assets.tiles.tileset import joined
+from geo_assets.tiles.zooms import to_mercator
 
 if TYPE_CHECKING:
     from geo_assets.stack import Stack
+    from resources.feature_store.protocol import TileBox
     from resources.ledger.protocol import TileState
 
 PIECE = 100_000
@@ -30,6 +33,9 @@ PIECE = 100_000
 
 BOXES = 5_000
 """Boxes of one question to the feature store."""
+
+SHAPES = 500
+"""Boxes whose features are read whole at once."""
 
 PEEKED = 50_000
 """Hints that nobody has marked yet and that are looked at; with more, the marks lag far behind."""
@@ -283,10 +289,23 @@ class _Taken:
 
     def _look(self, keys: list[str]) -> None:
         """Tiles that nobody ever wanted: those without a feature are not missing, nor expected."""
-        found = self._stack.features.digests(build_worker.boxes_of(keys, self._stack.layers))
-        for index in np.unique(found.pair_tile).tolist():
-            self.missing.append((keys[index], "features show in it, and it was never built"))
-            self.expected += 1
+        boxes = build_worker.boxes_of(keys, self._stack.layers)
+        near = [boxes[index] for index in np.unique(self._stack.features.digests(boxes).pair_tile).tolist()]
+        for start in range(0, len(near), SHAPES):
+            for key in self._met(near[start : start + SHAPES]):
+                self.missing.append((key, "features show in it, and it was never built"))
+                self.expected += 1
+
+    def _met(self, boxes: Sequence[TileBox]) -> list[str]:
+        """Keys of those boxes that a feature itself meets, as with an edit's cover: a diagonal's own box meets more."""
+        rows = self._stack.features.features(boxes)
+        shapes = shapely.transform(shapely.from_wkb(list(rows.geometry)), to_mercator)
+        shapely.prepare(shapes)
+        low = to_mercator([(box.west, box.south) for box in boxes])
+        high = to_mercator([(box.east, box.north) for box in boxes])
+        squares = shapely.box(low[:, 0], low[:, 1], high[:, 0], high[:, 1])
+        meets = shapely.intersects(shapes[rows.pair_row], squares[rows.pair_tile])
+        return [boxes[index].key for index in np.unique(rows.pair_tile[meets]).tolist()]
 
 
 def _place(key: str) -> tuple[int, int]:
