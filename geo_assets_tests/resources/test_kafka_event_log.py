@@ -37,6 +37,7 @@ from geo_assets_tests.resources.log_processes import after, hold_partitions_unti
 from resources.event_log.kafka import KafkaEventLog
 from resources.event_log.kafka_consumer import _AT_ONCE, _HELD_RECORDS
 from resources.event_log.kafka_options import KafkaOptions, options_from, security_of
+from resources.event_log.kafka_producer import KafkaAppender
 from resources.event_log.protocol import (
     InvalidRecord,
     LogError,
@@ -421,6 +422,26 @@ def test_what_threads_append_at_once_is_all_there_in_each_one_s_order(log: Kafka
         for record in log.read("t", partition, extent.begin):
             told.setdefault(record.key, []).append(int(record.value or b""))
     assert told == {f"k{name}": list(range(50)) for name in range(16)}
+
+
+@pytest.mark.parametrize("offset", [None, -1, -1001])
+def test_rule_1_an_acknowledgement_that_names_no_offset_is_none(
+    log: KafkaEventLog, monkeypatch: pytest.MonkeyPatch, offset: int | None
+) -> None:
+    # The client gives it for what the broker calls a duplicate, wherever the first one is.
+    class Duplicate:
+        def partition(self) -> int:
+            return 0
+
+        def offset(self) -> int | None:
+            return offset
+
+    def sent(self: KafkaAppender, client: Any, arguments: Any, report: Any, deadline: float) -> None:
+        report(None, Duplicate())
+
+    monkeypatch.setattr(KafkaAppender, "_send", sent)
+    with pytest.raises(LogUnavailable, match="acknowledged without an offset"):
+        log.append([NewRecord("t", "k", b"")])
 
 
 def test_more_records_than_the_client_queues_wait_for_room(log: KafkaEventLog) -> None:

@@ -31,6 +31,11 @@ _LARGEST_MESSAGE = 100_000_000
 """The producer's own limit, out of the way: each topic has its own, and it is checked before."""
 
 
+def _is_offset(offset: int | None) -> bool:
+    """Whether a delivery report says where its record is."""
+    return offset is not None and offset >= 0
+
+
 class _Append:
     """One caller's records under way: counts delivery reports and wakes the caller after the last."""
 
@@ -112,6 +117,9 @@ class KafkaAppender:
                 raise self._explained(client, client.fatal, doing, topics)
         if under_way.error is not None:
             raise self._explained(client, client.fatal or under_way.error, doing, topics)
+        if not all(position is not None and _is_offset(position.offset) for position in under_way.positions):
+            # What a broker calls a duplicate has no offset: that the first one is there is but the client's guess.
+            raise LogUnavailable(f"{doing}: acknowledged without an offset")
         return under_way.positions  # pyright: ignore[reportReturnType]
 
     def _explained(self, client: _Client, error: KafkaError, doing: str, topics: dict[str, TopicInfo]) -> LogError:
@@ -199,6 +207,10 @@ class KafkaAppender:
                     | {
                         "acks": "all",
                         "enable.idempotence": True,
+                        # With more, a partition that is new to this producer may refuse its first batch (its leader is
+                        # not ready) and take the second: a broker accepts any sequence of a producer it knows nothing
+                        # of. The first one's retry is then taken for a duplicate and acknowledged, and is nowhere.
+                        "max.in.flight.requests.per.connection": 1,
                         "compression.type": "lz4",
                         "partitioner": "murmur2_random",
                         # Whoever appends waits for it, and what waits meanwhile goes with the next request anyway:
