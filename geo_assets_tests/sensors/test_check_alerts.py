@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -182,27 +183,24 @@ def test_what_cannot_be_delivered_for_three_ticks_is_delivered_once_after(both: 
     assert len(set(ids)) == 1
 
 
-def test_webhooks_that_hang_delay_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with webhook() as first, webhook() as second, webhook() as good:
-        # Each of the two answers only when the good one has been told.
-        first.slow_s = second.slow_s = 2.0
-        urls = ",".join((first.url, second.url, good.url))
+def test_webhooks_are_told_at_the_same_time_so_that_one_that_hangs_delays_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with webhook() as first, webhook() as second, webhook() as third:
+        urls = ",".join(each.url for each in (first, second, third))
         with world(tmp_path, monkeypatch, alert_webhook_urls=urls) as here:
             build(here, HOME)
             lose(here, HOME)
             audit(here)
-            asked = list[tuple[str, float]]()
-            send = here.stack.alerts.send
+            send, all_asked = here.stack.alerts.send, threading.Barrier(3)
 
-            def noted(channel: str, message: Any) -> None:
-                asked.append((channel, time.monotonic()))
+            def hangs(channel: str, message: Any) -> None:
+                # Until the others are asked too.
+                all_asked.wait(20)
                 send(channel, message)
 
-            monkeypatch.setattr(here.stack.alerts, "send", noted)
+            monkeypatch.setattr(here.stack.alerts, "send", hangs)
             assert len(ticked(here).told) == 3
-    # Asked together: a hang is two seconds, and were they asked in turn the last would come after four.
-    assert len(asked) == 3
-    assert asked[-1][1] - asked[0][1] < 2.0
 
 
 def test_an_alert_has_one_entry_a_check_and_region_in_one_message_and_keeps_the_severity(

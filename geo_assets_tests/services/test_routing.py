@@ -42,7 +42,7 @@ from geo_assets_tests.geofence_world import (
     walk,
     what,
 )
-from resources.event_log.protocol import LogUnavailable, NewRecord, TopicSpec
+from resources.event_log.protocol import Extent, LogUnavailable, NewRecord, TopicSpec
 from resources.ledger.protocol import LedgerUnavailable
 
 RULES = Rules(lateness_ms=1_000)
@@ -121,20 +121,30 @@ def test_runs_one_after_the_other_tell_what_one_would(stack: Stack) -> None:
     assert marks(stack) == 3
 
 
-def test_what_was_told_after_the_last_snapshot_is_told_again_under_the_same_keys(stack: Stack) -> None:
+def killed_after_it_told(stack: Stack) -> tuple[int, dict[int, Extent]]:
+    """A run told of the second half of a walk, and the snapshot in force is that of the first: as if it had been killed
+    before its next one.
+
+    Returns:
+        Triggers of the second half, and where `[positions]` ended before it.
+    """
     post_fences(stack, [fence(n) for n in range(6)])
     records = walk(15, 40)
     stack.log.append(records[:300])
     routing.route(stack, OPTIONS)
-    before = stack.ledger.get_value(snapshots.VALUE)
+    before, earlier = stack.ledger.get_value(snapshots.VALUE), stack.log.extents(topics.POSITIONS)
     kept = stack.tiles.get(snapshots.in_force(stack.ledger).name)
     stack.log.append(records[300:])
     told = routing.route(stack, OPTIONS).routed
-    # As if it had been killed before its next snapshot.
     assert before
     assert kept
     stack.tiles.put(Stored.from_json(before).name, kept)
     stack.ledger.set_value(snapshots.VALUE, before)
+    return told, earlier
+
+
+def test_what_was_told_after_the_last_snapshot_is_told_again_under_the_same_keys(stack: Stack) -> None:
+    told, _ = killed_after_it_told(stack)
     again = routing.route(stack, OPTIONS)
     assert (again.routed, again.deduped) == (0, told)
     assert what(seen(stack)) == expected(stack, fences_of(stack), RULES)
@@ -215,18 +225,7 @@ def fences_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_new_fences_wait_until_a_replay_is_over(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    post_fences(stack, [fence(n) for n in range(6)])
-    records = walk(15, 40)
-    stack.log.append(records[:300])
-    routing.route(stack, OPTIONS)
-    before = stack.ledger.get_value(snapshots.VALUE)
-    kept = stack.tiles.get(snapshots.in_force(stack.ledger).name)
-    stack.log.append(records[300:])
-    told = routing.route(stack, OPTIONS).routed
-    assert before
-    assert kept
-    stack.tiles.put(Stored.from_json(before).name, kept)
-    stack.ledger.set_value(snapshots.VALUE, before)
+    told, _ = killed_after_it_told(stack)
     post_fences(stack, [fence(n, version=2, shift=0.5) for n in range(6)])
     fences_come_first(monkeypatch)
     again = routing.route(stack, OPTIONS)
@@ -239,19 +238,8 @@ def test_what_a_predecessor_told_while_the_next_run_began_is_part_of_its_replay(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # One that was paused goes on, and judges positions that came after the next one looked how many there are.
-    post_fences(stack, [fence(n) for n in range(6)])
-    records = walk(15, 40)
-    stack.log.append(records[:300])
-    routing.route(stack, OPTIONS)
-    before, extents = stack.ledger.get_value(snapshots.VALUE), stack.log.extents
-    earlier = extents(topics.POSITIONS)
-    kept = stack.tiles.get(snapshots.in_force(stack.ledger).name)
-    stack.log.append(records[300:])
-    told = routing.route(stack, OPTIONS).routed
-    assert before
-    assert kept
-    stack.tiles.put(Stored.from_json(before).name, kept)
-    stack.ledger.set_value(snapshots.VALUE, before)
+    told, earlier = killed_after_it_told(stack)
+    extents = stack.log.extents
     post_fences(stack, [fence(n, version=2, shift=0.5) for n in range(6)])
     begun, start = threading.Event(), Router.start
 
