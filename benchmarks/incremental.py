@@ -192,7 +192,7 @@ def _steps(
     )  # fmt: skip
     (more,) = encode_features(columns, other, layers)
     changed = kept.changed(keep, more)
-    encoded, _ = changed.assembled(tile, layers)
+    encoded = changed.assembled(tile, layers)
     steps: Sequence[tuple[str, Callable[[], Any]]] = (
         ("ask for digests", lambda: store.digests(boxes)),
         ("ask the log", lambda: store.changes(position, 100)),

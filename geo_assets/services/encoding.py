@@ -202,9 +202,8 @@ def _changes(
 
 
 def _assembled(stack: Stack, features: EncodedFeatures, tile: Tile, cache: EncodedCache, recipe: str) -> EncodedTile:
-    encoded, features = features.assembled(tile, stack.layers)
     cache.put(recipe, tile.key, features)
-    return encoded
+    return features.assembled(tile, stack.layers)
 
 
 def _part(

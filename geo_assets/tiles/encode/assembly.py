@@ -2,28 +2,29 @@
 
 `encode_features` encodes, `changed` exchanges some features for others, `assembled` makes the tile. Its bytes are those
 of `encode_tiles` for the same features, whatever came and went before: which numbers the keys and values of a layer
-have is worked out anew each time, and a feature whose numbers differ from those it was written with is written again.
+have is worked out anew each time, and every feature is written with them before its body, which is kept.
 """
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from types import ModuleType
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from geo_assets.tiles.encode import CHUNK_COORDINATES
-from geo_assets.tiles.encode.framing import bodies, heads, layer_message
+from geo_assets.tiles.encode.framing import bodies, layer_message
 from geo_assets.tiles.encode.grid import Draw, draw
 from geo_assets.tiles.encode.ragged import Bools, Ints, offsets, spread, where
 from geo_assets.tiles.encode.records import EncodedTile, LeftOut, TileFeatures, in_order
 from geo_assets.tiles.encode.rows import Rows
 from geo_assets.tiles.encode.tags import key_field, place_of_value
-from geo_assets.tiles.encode.varint import Bytes, Unsigned
+from geo_assets.tiles.encode.varint import Unsigned
 from geo_assets.tiles.layers import LayerSet
 from geo_assets.tiles.tile import Tile
 
@@ -115,9 +116,16 @@ class Strings:
 
     def take(self, runs: _Runs) -> Self:
         """The strings of these numbers."""
-        lengths = self.bounds[1:] - self.bounds[:-1]
-        parts = [self.data[first:last] for first, last in runs.within(self.bounds).pairs()]
-        return type(self)(b"".join(parts), offsets(runs.take(lengths)))
+        return type(self)(self.taken(runs), offsets(runs.take(self.lengths)))
+
+    def taken(self, runs: _Runs) -> bytes:
+        """The same, without their bounds."""
+        return b"".join([self.data[first:last] for first, last in runs.within(self.bounds).pairs()])
+
+    @property
+    def lengths(self) -> Ints:
+        """Bytes of each."""
+        return self.bounds[1:] - self.bounds[:-1]
 
     def followed_by(self, more: Self) -> Self:
         """These strings, then the others."""
@@ -129,7 +137,7 @@ class EncodedFeatures:
     """The features that one tile shows, encoded for it. It never changes: what is made of it is another one.
 
     A feature is known by its digest. Items are what is drawn of features, none or up to three a feature, in the order
-    in which they are written; `written` holds each as it was last written, or its body alone while it never was.
+    in which they are written.
     """
 
     high: Unsigned
@@ -146,16 +154,13 @@ class EncodedFeatures:
     id: Unsigned
     box: Numbers
     """(items, 4) lowest x, y and highest x, y in tile units."""
-    body_bytes: Numbers
-    written: Strings
+    bodies: Strings
+    """What each is written with but for its id and tags: see `framing.bodies`."""
     tag_counts: Numbers
     key: Numbers
     """(tags) place among `names`."""
     value: Numbers
     """(tags) place among `values`."""
-    key_number: Numbers
-    """(tags) number with which the key was last written."""
-    value_number: Numbers
     sources: list[bytes]
     texts: list[bytes]
     names: list[str]
@@ -173,13 +178,12 @@ class EncodedFeatures:
         texts = [*self.sources, *self.texts, *self.names]
         arrays = (
             self.high, self.low, self.feature, self.layer, self.source, self.text, self.id, self.box,
-            self.body_bytes, self.written.bounds, self.tag_counts, self.key, self.value, self.key_number,
-            self.value_number, self.fields.bounds,
+            self.bodies.bounds, self.tag_counts, self.key, self.value, self.fields.bounds,
         )  # fmt: skip
         return (
             _OVERHEAD_BYTES
             + sum(array.nbytes for array in arrays)
-            + len(self.written.data)
+            + len(self.bodies.data)
             + 2 * len(self.fields.data)
             + _VALUE_BYTES * (len(self.values) + len(texts))
             # A name may be of characters of four bytes each.
@@ -193,8 +197,8 @@ class EncodedFeatures:
         ints, own_ids, strings = np.zeros(0, np.int32), np.zeros(0, np.uint64), Strings(b"", np.zeros(1, np.int64))
         return cls(
             high=own_ids, low=own_ids, left_out=(), feature=ints, layer=ints, source=ints, text=ints, id=own_ids,
-            box=ints.reshape(0, 4), body_bytes=ints, written=strings, tag_counts=ints, key=ints, value=ints,
-            key_number=ints, value_number=ints, sources=[], texts=[], names=[], values=[], fields=strings,
+            box=ints.reshape(0, 4), bodies=strings, tag_counts=ints, key=ints, value=ints,
+            sources=[], texts=[], names=[], values=[], fields=strings,
         )  # fmt: skip
 
     def digests(self) -> npt.NDArray[np.uint8]:
@@ -210,14 +214,7 @@ class EncodedFeatures:
         Returns:
             Which features stay, and the positions in `digests` of those that are missing here.
         """
-        keep = np.zeros(len(self), np.bool_)
-        if not len(self) or not len(digests):
-            return keep, np.arange(len(digests))
-        high, low = halves(digests)
-        at = self.high.searchsorted(high)
-        at[at == len(self)] = 0
-        found = (self.high[at] == high) & (self.low[at] == low)
-        keep[at[found]] = True
+        keep, found = _compiled().matched(self.high, self.low, *halves(digests))
         return keep, where(~found)
 
     def changed(self, keep: Bools, more: Self) -> Self:
@@ -257,32 +254,26 @@ class EncodedFeatures:
         names, key, _ = _union(self.names, more.names, self.key, more.key, own)
         values, value, origin = _union(self.values, more.values, self.value, more.value, own, place_of_value)
 
-        def taken(name: str, runs: _Runs = of_items) -> npt.NDArray[Any]:
-            return runs.take(np.concatenate([getattr(self, name), getattr(more, name)]))
-
         return replace(
             self,
             high=high,
             low=low,
             left_out=tuple(left_out),
-            feature=feature[of_items.take(np.concatenate([self.feature, more.feature + count]))].astype(np.int32),
+            feature=feature[of_items.take(np.concatenate([self.feature, more.feature + np.int32(count)]))],
             layer=of_items.take(layer),
             source=of_items.take(source),
             text=of_items.take(text),
             id=of_items.take(own_id),
-            box=taken("box"),
-            body_bytes=taken("body_bytes"),
-            written=self.written.followed_by(more.written).take(of_items),
+            box=of_items.take(np.concatenate([self.box, more.box])),
+            bodies=self.bodies.followed_by(more.bodies).take(of_items),
             tag_counts=of_items.take(counts),
             key=of_tags.take(key),
             value=of_tags.take(value),
-            key_number=taken("key_number", of_tags),
-            value_number=taken("value_number", of_tags),
             sources=sources,
             texts=texts,
             names=names,
             values=values,
-            fields=self.fields if origin is None else self.fields.followed_by(more.fields).take(_Runs.of(origin)),
+            fields=self.fields if origin is None else self.fields.followed_by(more.fields).take(origin),
         )
 
     def _exchanged(self, keep: Bools, more: Self) -> Self | None:
@@ -311,7 +302,7 @@ class EncodedFeatures:
         feature = number[self.feature]
         feature[gone] = number[len(self) + more.feature]
         places: list[int] = gone.tolist()
-        of_items = _Exchange.of(places, self.written.bounds, more.written.bounds)
+        of_items = _Exchange.of(places, self.bodies.bounds, more.bodies.bounds)
         tag_bounds = offsets(self.tag_counts)
         of_tags = _Exchange.of(places, tag_bounds, offsets(more.tag_counts))
         old_tags = spread(tag_bounds[gone], self.tag_counts[gone].astype(np.int64))
@@ -319,8 +310,8 @@ class EncodedFeatures:
         values, value, more_value, origin = _exchanged_table(
             self.values, more.values, self.value, more.value, old_tags, place_of_value
         )
-        lengths = self.written.bounds[1:] - self.written.bounds[:-1]
-        lengths[gone] = more.written.bounds[1:] - more.written.bounds[:-1]
+        lengths = self.bodies.lengths
+        lengths[gone] = more.bodies.lengths
 
         def with_more(name: str) -> npt.NDArray[Any]:
             array = getattr(self, name).copy()
@@ -331,131 +322,54 @@ class EncodedFeatures:
             self,
             high=high,
             low=low,
-            feature=feature.astype(np.int32),
+            feature=feature,
             box=with_more("box"),
-            body_bytes=with_more("body_bytes"),
-            written=Strings(of_items.joined(self.written.data, more.written.data), offsets(lengths)),
+            bodies=Strings(of_items.joined(self.bodies.data, more.bodies.data), offsets(lengths)),
             tag_counts=with_more("tag_counts"),
             key=of_tags.arrays(key, more_key),
             value=of_tags.arrays(value, more_value),
-            key_number=of_tags.arrays(self.key_number, more.key_number),
-            value_number=of_tags.arrays(self.value_number, more.value_number),
             names=names,
             values=values,
-            fields=self.fields if origin is None else self.fields.followed_by(more.fields).take(_Runs.of(origin)),
+            fields=self.fields if origin is None else self.fields.followed_by(more.fields).take(origin),
         )
 
-    def _features(self, keep: Bools, more: Self) -> tuple[Ints, Unsigned, Unsigned]:
+    def _features(self, keep: Bools, more: Self) -> tuple[Numbers, Unsigned, Unsigned]:
         """New numbers of these features and the others behind them (-1 for those that go), and all digests in order."""
-        left = np.concatenate([where(keep), np.arange(len(self), len(self) + len(more))])
-        high = np.concatenate([self.high, more.high])[left]
-        order = high.argsort(kind="stable")
-        number = np.full(len(self) + len(more), -1, np.int64)
-        number[left[order]] = np.arange(len(order))
-        return number, high[order], np.concatenate([self.low, more.low])[left[order]]
+        high, low, number = _compiled().merged_digests(self.high, self.low, keep, more.high, more.low)
+        return number, high, low
 
-    def assembled(self, tile: Tile, layers: LayerSet) -> tuple[EncodedTile, Self]:
+    def assembled(self, tile: Tile, layers: LayerSet) -> EncodedTile:
         """Make the tile.
 
         Args:
             tile: The one that the features are encoded for.
             layers: The layers they are encoded by.
-
-        Returns:
-            The tile, and the same features, which know now how they are written.
         """
-        step = len(layers.names)
-        tag_bounds = offsets(self.tag_counts)
-        items: list[int] = self.layer.searchsorted(np.arange(step + 1)).tolist()
-        of_layers: list[int] = tag_bounds[items].tolist()
-        key_number, keys = _numbered(self.key, of_layers, len(self.names))
-        value_number, values = _numbered(self.value, of_layers, len(self.values))
-        written = self._written(tag_bounds, key_number, value_number)
+        compiled = _compiled()
+        items = self.layer.searchsorted(np.arange(len(layers.names) + 1))
+        of_layers = offsets(self.tag_counts)[items]
+        key, keys, key_bounds = compiled.numbered(self.key, of_layers, len(self.names))
+        value, values, value_bounds = compiled.numbered(self.value, of_layers, len(self.values))
+        body = np.frombuffer(self.bodies.data, np.uint8)
+        data, bounds = compiled.written(self.id, self.text == 0, self.tag_counts, key, value, body, self.bodies.bounds)
+        whole = data.data
         messages: list[bytes] = []
-        ends: list[int] = written.bounds[items].tolist()
+        ends: list[int] = bounds[items].tolist()
         for number, name in enumerate(layers.names):
             if ends[number] == ends[number + 1]:
                 continue
-            used: list[int] = keys[number].tolist()
+            used: list[int] = keys[key_bounds[number] : key_bounds[number + 1]].tolist()
             messages.append(
                 layer_message(
                     name.encode(),
-                    written.data[ends[number] : ends[number + 1]],
+                    whole[ends[number] : ends[number + 1]],
                     b"".join([key_field(self.names[place]) for place in used]),
-                    self.fields.take(_Runs.of(values[number])).data,
+                    self.fields.taken(_Runs.of(values[value_bounds[number] : value_bounds[number + 1]])),
                     layers.extent,
                 )
             )
-        encoded = EncodedTile(
-            tile, b"".join(messages), len(self.layer), in_order(left for _, left in self.left_out), self._extent()
-        )
-        return encoded, replace(self, written=written, key_number=key_number, value_number=value_number)
-
-    def _written(self, tag_bounds: Ints, key: Numbers, value: Numbers) -> Strings:
-        """The items as they are written with these numbers of keys and values (all tags).
-
-        Most edits move numbers without changing how many bytes they take: those are put over the old ones. Items that
-        were never written, and those in which a number takes more or fewer bytes, get other heads.
-        """
-        bounds = self.written.bounds
-        lengths = bounds[1:] - bounds[:-1]
-        again = lengths == self.body_bytes
-        other = (key != self.key_number) | (value != self.value_number)
-        written = self.written
-        moved = where(other)
-        if len(moved):
-            # The tags of an item end where its body begins.
-            old_bytes = _sizes(self.key_number) + _sizes(self.value_number)
-            new_key, new_value = key[moved], value[moved]
-            key_bytes, value_bytes = _sizes(new_key), _sizes(new_value)
-            resized = (_sizes(self.key_number[moved]) != key_bytes) | (_sizes(self.value_number[moved]) != value_bytes)
-            tag_ends = offsets(old_bytes)
-            begin = bounds[1:] - self.body_bytes - tag_ends[tag_bounds[1:]]
-            item = np.arange(len(lengths)).repeat(self.tag_counts)[moved]
-            again[item[resized]] = True
-            fits = where(~again[item])
-            if len(fits):
-                at = tag_ends[moved[fits] + 1] + begin[item[fits]]
-                data = np.frombuffer(written.data, np.uint8).copy()
-                _overwrite(data, at - value_bytes[fits], new_value[fits], value_bytes[fits])
-                of_keys = fits[new_key[fits] != self.key_number[moved[fits]]]
-                if len(of_keys):
-                    at = tag_ends[moved[of_keys] + 1] + begin[item[of_keys]]
-                    before = value_bytes[of_keys].astype(np.int64) + key_bytes[of_keys]
-                    _overwrite(data, at - before, new_key[of_keys], key_bytes[of_keys])
-                written = Strings(data.tobytes(), bounds)
-        stale = where(again)
-        if not len(stale):
-            return written
-        counts = self.tag_counts[stale].astype(np.int64)
-        tag = spread(tag_bounds[stale], counts)
-        numbers = key[tag].astype(np.uint64), value[tag].astype(np.uint64)
-        return self._rewritten(written, stale, lengths, counts, *numbers)
-
-    def _rewritten(
-        self, written: Strings, stale: Ints, lengths: Ints, counts: Ints, key: Unsigned, value: Unsigned
-    ) -> Strings:
-        """The items as they are written, those that are stale with other heads before the same bodies."""
-        body_bytes = self.body_bytes[stale].astype(np.int64)
-        data, head_bounds = heads(self.id[stale], self.text[stale] == 0, counts, key, value, body_bytes)
-        head = data.tobytes()
-        begin: list[int] = head_bounds.tolist()
-        bounds = written.bounds
-        last: list[int] = bounds[stale].tolist()
-        end: list[int] = bounds[stale + 1].tolist()
-        body: list[int] = (bounds[stale + 1] - body_bytes).tolist()
-        old = written.data
-        parts: list[bytes] = []
-        at = 0
-        for number, until in enumerate(last):
-            if at < until:
-                parts.append(old[at:until])
-            at = end[number]
-            parts += (head[begin[number] : begin[number + 1]], old[body[number] : at])
-        parts.append(old[at:])
-        lengths = lengths.copy()
-        lengths[stale] = head_bounds[1:] - head_bounds[:-1] + body_bytes
-        return Strings(b"".join(parts), offsets(lengths))
+        left_out = in_order(left for _, left in self.left_out)
+        return EncodedTile(tile, b"".join(messages), len(self.layer), left_out, self._extent())
 
     def _extent(self) -> tuple[int, int, int, int] | None:
         if not len(self.box):
@@ -523,7 +437,6 @@ def _encoded(
         names, key = np.unique(rows.tags.key[tag], return_inverse=True)
         values, value = np.unique(rows.tags.value[tag], return_inverse=True)
         fields, field_bytes = rows.tags.values.take(values)
-        unwritten = np.full(len(tag), -1, np.int32)
         yield EncodedFeatures(
             high=high[shown],
             low=low[shown],
@@ -534,13 +447,10 @@ def _encoded(
             text=text,
             id=rows.ids[row],
             box=box[item].copy(),
-            body_bytes=(body_bounds[1:] - body_bounds[:-1])[item].astype(np.int32),
-            written=every.take(_Runs(np.array([item.start]), np.array([item.stop]))),
+            bodies=every.take(_Runs(np.array([item.start]), np.array([item.stop]))),
             tag_counts=counts.astype(np.int32),
             key=key.astype(np.int32),
             value=value.astype(np.int32),
-            key_number=unwritten,
-            value_number=unwritten,
             sources=sources,
             texts=texts,
             names=[rows.tags.names[place] for place in names.tolist()],
@@ -571,45 +481,12 @@ def _small(value: Any) -> Any:
     return _bytes(value) if isinstance(value, str) else value
 
 
-def _overwrite(data: Bytes, at: Ints, values: Numbers, lengths: Bytes) -> None:
-    """Write numbers as varints into bytes, each as long as the one that stands there."""
-    for byte in range(int(lengths.max(initial=0))):
-        if byte:
-            has = where(lengths > byte)
-            at, values, lengths = at[has], values[has], lengths[has]
-        low = (values >> (7 * byte)).astype(np.uint8) & np.uint8(0x7F)
-        data[at + byte] = low | ((lengths > byte + 1).view(np.uint8) << np.uint8(7))
+@functools.cache
+def _compiled() -> ModuleType:
+    """Imported when something is put together, as who builds whole tiles needs none of it."""
+    from geo_assets.tiles.encode import compiled
 
-
-def _sizes(numbers: Numbers) -> Bytes:
-    """Bytes that each number takes as a varint; those that are not numbers yet (-1) take one."""
-    result = (numbers >= 1 << 7).view(np.uint8) + np.uint8(1)
-    if int(numbers.max(initial=0)) >= 1 << 14:
-        for bits in (14, 21, 28):
-            result += (numbers >= 1 << bits).view(np.uint8)
-    return result
-
-
-def _numbered(code: Numbers, bounds: Sequence[int], codes: int) -> tuple[Numbers, list[Ints]]:
-    """Tables of the codes in use by layer, ascending: the number of each tag's code in its table, and the tables.
-
-    Args:
-        code: (tags) code of the key or value.
-        bounds: (layers + 1) where the tags of each layer begin.
-        codes: How many codes there are.
-    """
-    number = np.empty(len(code), np.int32)
-    result: list[Ints] = []
-    for first, last in pairwise(bounds):
-        used = np.zeros(codes, np.bool_)
-        own = code[first:last]
-        used[own] = True
-        table = where(used)
-        rank = np.zeros(codes, np.int32)
-        rank[table] = np.arange(len(table), dtype=np.int32)
-        rank.take(own, out=number[first:last], mode="clip")
-        result.append(table)
-    return number, result
+    return compiled
 
 
 def _in_order(keys: tuple[npt.NDArray[Any], ...], sorted_already: Ints, others: Ints) -> Ints:
@@ -647,7 +524,7 @@ def _union(
     more_code: Numbers,
     stays: Ints,
     place: Callable[[Any], Any] = _itself,
-) -> tuple[list[Any], Numbers, Ints | None]:
+) -> tuple[list[Any], Numbers, _Runs | None]:
     """One sorted table of two, without what nobody uses.
 
     Args:
@@ -679,7 +556,7 @@ def _exchanged_table(
     more_code: Numbers,
     gone: Ints,
     place: Callable[[Any], Any] = _itself,
-) -> tuple[list[Any], Numbers, Numbers, Ints | None]:
+) -> tuple[list[Any], Numbers, Numbers, _Runs | None]:
     """As `_union`, where it is known which few of `code` are no longer used, and all others are.
 
     Returns:
@@ -688,8 +565,11 @@ def _exchanged_table(
     at, known = _found(table, more, place)
     old = code[gone]
     perhaps: set[int] = set(old.tolist()) - set(at[known].tolist())
-    # Counted, not looked up: a tag that goes may stand beside thousands that have the same value.
-    unused = [each for each in perhaps if np.count_nonzero(code == each) == np.count_nonzero(old == each)]
+    unused: list[int] = []
+    if perhaps:
+        # Counted, not looked up: a tag that goes may stand beside thousands that have the same value.
+        before, going = (_compiled().occurrences(each, len(table)) for each in (code, old))
+        unused = [each for each in perhaps if before[each] == going[each]]
     if not unused and known.all():
         return table, code, at[more_code].astype(np.int32), None
     used = np.ones(len(table), np.bool_)
@@ -711,22 +591,19 @@ def _found(table: list[Any], more: list[Any], place: Callable[[Any], Any]) -> tu
     return np.array(at, np.int64), np.array(known, np.bool_)
 
 
-def _merged(table: list[Any], more: list[Any], at: Ints, known: Bools, used: Bools) -> tuple[list[Any], Ints, Numbers]:
+def _merged(table: list[Any], more: list[Any], at: Ints, known: Bools, used: Bools) -> tuple[list[Any], _Runs, Numbers]:
     """One sorted table of what is used of the first and what is new of the second; see `_union`.
 
     Returns:
         The table, where each entry comes from, and the new place of each old one, those of `more` behind the others.
     """
-    count = len(table)
-    new = where(~known)
-    origin = np.insert(np.arange(count), at[new], count + new)
-    origin = origin[np.concatenate([used, np.ones(len(more), np.bool_)])[origin]]
-    to = np.zeros(count + len(more), np.int32)
-    to[origin] = np.arange(len(origin))
-    to[count + where(known)] = to[at[known]]
+    origin, to = _compiled().merged_table(used, at, known)
+    runs = _Runs.of(origin)
     both = table + more
-    merged = [item for first, last in _Runs.of(origin).pairs() for item in both[first:last]]
-    return merged, origin, to
+    merged: list[Any] = []
+    for first, last in runs.pairs():
+        merged += both[first:last]
+    return merged, runs, to
 
 
 def _places(table: list[bytes], more: list[bytes]) -> Numbers | None:
