@@ -178,6 +178,10 @@ class Lane:
     def warm(self) -> None:
         """Load what the first build would wait for."""
         self._pool.warm()
+        if self._cache is not None:
+            from geo_assets.tiles.encode import compiled
+
+            compiled.warm()
         current_recipe(self.stack.layers, engines.version(self.stack))
         self._polled = self._clock()  # What it took to start is no gap between two polls.
 

@@ -116,11 +116,8 @@ class Strings:
 
     def take(self, runs: _Runs) -> Self:
         """The strings of these numbers."""
-        return type(self)(self.taken(runs), offsets(runs.take(self.lengths)))
-
-    def taken(self, runs: _Runs) -> bytes:
-        """The same, without their bounds."""
-        return b"".join([self.data[first:last] for first, last in runs.within(self.bounds).pairs()])
+        parts = [self.data[first:last] for first, last in runs.within(self.bounds).pairs()]
+        return type(self)(b"".join(parts), offsets(runs.take(self.lengths)))
 
     @property
     def lengths(self) -> Ints:
@@ -350,7 +347,7 @@ class EncodedFeatures:
         of_layers = offsets(self.tag_counts)[items]
         key, keys, key_bounds = compiled.numbered(self.key, of_layers, len(self.names))
         value, values, value_bounds = compiled.numbered(self.value, of_layers, len(self.values))
-        body = np.frombuffer(self.bodies.data, np.uint8)
+        body, fields = np.frombuffer(self.bodies.data, np.uint8), np.frombuffer(self.fields.data, np.uint8)
         data, bounds = compiled.written(self.id, self.text == 0, self.tag_counts, key, value, body, self.bodies.bounds)
         whole = data.data
         messages: list[bytes] = []
@@ -364,7 +361,9 @@ class EncodedFeatures:
                     name.encode(),
                     whole[ends[number] : ends[number + 1]],
                     b"".join([key_field(self.names[place]) for place in used]),
-                    self.fields.taken(_Runs.of(values[value_bounds[number] : value_bounds[number + 1]])),
+                    compiled.joined(
+                        fields, self.fields.bounds, values[value_bounds[number] : value_bounds[number + 1]]
+                    ).data,
                     layers.extent,
                 )
             )

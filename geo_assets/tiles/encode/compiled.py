@@ -257,6 +257,27 @@ def merged_table(used: Bools, place: Ints, known: Bools) -> tuple[Ints, Numbers]
 
 
 @_compiled
+def joined(data: Bytes, bounds: Ints, numbers: Ints) -> Bytes:
+    """Some of many strings, one after the other.
+
+    Args:
+        data: All of them.
+        bounds: (strings + 1) where each begins.
+        numbers: Which.
+    """
+    total = 0
+    for each in numbers:
+        total += bounds[each + 1] - bounds[each]
+    result = np.empty(total, np.uint8)
+    at = 0
+    for each in numbers:
+        for byte in range(bounds[each], bounds[each + 1]):
+            result[at] = data[byte]
+            at += 1
+    return result
+
+
+@_compiled
 def occurrences(code: Numbers, codes: int) -> Ints:
     """How often each code occurs."""
     result = np.zeros(codes, np.int64)
@@ -276,3 +297,4 @@ def warm() -> None:
     merged_digests(ids, ids, yes, ids, ids)
     merged_table(yes, own[:1], yes)
     occurrences(ints, 1)
+    joined(body, bounds, own[:1])
