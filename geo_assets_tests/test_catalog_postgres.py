@@ -34,6 +34,7 @@ from geo_assets.catalog_storage import NotWritableInBatchError
 from geo_assets.catalog_storage_postgres import BatchingPostgresEventLogStorage
 from geo_assets_tests.assets.test_catalog import entries, events_of, keys
 from geo_assets_tests.postgres_rooms import PostgresRoom, postgres_room
+from geo_assets_tests.waiting import patient
 
 ROOT = Path(__file__).parents[1]
 
@@ -256,7 +257,7 @@ def test_a_forked_child_uses_a_connection_of_its_own(instance: DagsterInstance) 
 
     forked = multiprocessing.get_context("fork").Process(target=child)
     forked.start()
-    forked.join(30)
+    forked.join(patient(30))
     assert forked.exitcode == 0
     catalog.report_materializations(instance, entries(keys(3)))
     assert instance.get_materialized_partitions(catalog.TILES) == set(keys(3))

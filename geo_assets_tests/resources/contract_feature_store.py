@@ -21,6 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from geo_assets_tests.waiting import patient
 from resources.feature_store.protocol import (
     CHANGES_KEPT,
     Change,
@@ -751,7 +752,7 @@ for start in range(0, 300, 10):
 print(applied)
 """
         processes = [run_elsewhere(opening, code) for _ in range(2)]
-        assert sum(int(process.communicate(timeout=60)[0]) for process in processes) == 300
+        assert sum(int(process.communicate(timeout=patient(60))[0]) for process in processes) == 300
         counts = store.counts()
         assert (counts.outbox, counts.applied_keys, counts.by_layer) == (300, 300, {"buildings": 300})
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from geo_assets_tests.waiting import patient
 from resources.ledger.protocol import (
     Commit,
     Failure,
@@ -894,7 +895,7 @@ for i in range(0, len(keys), 10):
 print(json.dumps(sorted(set(mine))))
 """
         processes = [run_elsewhere(opening, code.replace("str(id(ledger))", repr(f"p{i}"))) for i in range(3)]
-        taken = [json.loads(process.communicate(timeout=60)[0]) for process in processes]
+        taken = [json.loads(process.communicate(timeout=patient(60))[0]) for process in processes]
         assert sum(map(len, taken)) == len(set(itertools.chain(*taken))) > 0
 
     def test_rule_5_a_process_killed_while_it_commits_leaves_whole_commits_only(

@@ -23,7 +23,6 @@ from geo_assets_tests.resources.contract_event_log import (
     offsets_of,
     read_all,
     spawn,
-    until,
 )
 from geo_assets_tests.resources.kafka_harness import (
     SESSION_S,
@@ -34,6 +33,7 @@ from geo_assets_tests.resources.kafka_harness import (
     own_topics,
 )
 from geo_assets_tests.resources.log_processes import after, hold_partitions_until_killed
+from geo_assets_tests.waiting import patient, until
 from resources.event_log.kafka import KafkaEventLog
 from resources.event_log.kafka_consumer import _AT_ONCE, _HELD_RECORDS
 from resources.event_log.kafka_options import KafkaOptions, options_from, security_of
@@ -258,7 +258,7 @@ def test_a_topic_is_made_as_declared(log: KafkaEventLog, options: KafkaOptions) 
     resource = ConfigResource(ResourceType.TOPIC, options.topic_prefix + "d")
     admin = admin_of(options.servers)
     (future,) = admin.describe_configs([resource]).values()
-    found = {name: entry.value for name, entry in future.result(timeout=20).items()}
+    found = {name: entry.value for name, entry in future.result(timeout=patient(30)).items()}
     assert (found["retention.ms"], found["min.insync.replicas"], found["cleanup.policy"]) == ("3600000", "1", "delete")
     # The broker's limit is on batches: it must leave room for several records within theirs.
     assert int(found["max.message.bytes"]) >= 50_000 + 200_000
@@ -355,7 +355,7 @@ def test_whatever_a_foreign_producer_wrote_is_readable(log: KafkaEventLog, optio
     ]
     for message in messages:
         producer.produce(topic, partition=0, **message)
-    assert producer.flush(10) == 0
+    assert producer.flush(patient(30)) == 0
     consumer = log.consumer("g", ["t"])
     polled = drain(consumer, len(messages))
     consumer.close()
@@ -381,7 +381,7 @@ def test_marks_of_transactions_are_no_records_and_a_read_does_not_wait_for_them(
     for n, end in enumerate((producer.commit_transaction, producer.abort_transaction, producer.commit_transaction)):
         producer.begin_transaction()
         producer.produce(topic, str(n).encode(), partition=0)
-        producer.flush(10)
+        producer.flush(patient(30))
         end(20)
     # The mark of the last one is written after its caller was answered.
     until = time.monotonic() + 20
@@ -476,12 +476,12 @@ def test_offsets_of_a_group_that_others_read_in_are_theirs(log: KafkaEventLog, o
         target=hold_partitions_until_killed, args=(functools.partial(KafkaEventLog, options), "g", "t", ready)
     )
     process.start()
-    assert ready.wait(30)
+    assert ready.wait(patient(30))
     with pytest.raises(LogError, match="other processes") as raised:
         log.commit("g", "t", {0: 1})
     assert not isinstance(raised.value, LogUnavailable)
     process.kill()
-    process.join(10)
+    process.join(patient(30))
 
 
 def test_a_member_whose_topic_is_deleted_is_told(log: KafkaEventLog) -> None:
@@ -506,7 +506,7 @@ def test_a_read_of_what_retention_took_says_what_is_left(log: KafkaEventLog) -> 
 def test_what_was_read_before_a_loss_is_given_before_it_is_told(log: KafkaEventLog) -> None:
     log.append([NewRecord("t", None, str(n).encode(), partition=0) for n in range(10)])
     consumer = log.consumer("g", ["t"])
-    (first,) = consumer.poll(max_records=1, timeout_s=20)
+    (first,) = consumer.poll(max_records=1, timeout_s=patient(30))
     assert first.offset == 0
     expire(log, "t")
     log.append([NewRecord("t", None, b"later", partition=0)])

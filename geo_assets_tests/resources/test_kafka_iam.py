@@ -17,6 +17,7 @@ import pytest
 
 from geo_assets_tests.needs import missing
 from geo_assets_tests.resources.kafka_broker import GuardedKafka
+from geo_assets_tests.waiting import patient
 from resources.event_log.kafka import KafkaEventLog
 from resources.event_log.kafka_faults import Watch
 from resources.event_log.kafka_options import KafkaOptions, options_from
@@ -62,7 +63,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[IamKafka]:
     state = broker.state()
     assert state is not None
     # A broker's first handshake loads half of Java's cryptography: longer than a client waits on a busy machine.
-    plain = socket.create_connection((HOST, state["ports"]["iam"]), timeout=60)
+    plain = socket.create_connection((HOST, state["ports"]["iam"]), timeout=patient(60))
     with ssl.create_default_context(cafile=str(broker.certificate)).wrap_socket(plain, server_hostname=HOST):
         pass
     yield broker

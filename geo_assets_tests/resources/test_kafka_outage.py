@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from geo_assets_tests.resources.contract_event_log import drain, read_all, until
+from geo_assets_tests.resources.contract_event_log import drain, read_all
 from geo_assets_tests.resources.kafka_broker import GuardedKafka, started
 from geo_assets_tests.resources.kafka_harness import admin_of
 from geo_assets_tests.resources.log_processes import after
+from geo_assets_tests.waiting import patient, until
 from resources.event_log.kafka import KafkaEventLog
 from resources.event_log.kafka_options import KafkaOptions, options_from
 from resources.event_log.protocol import LogError, LogUnavailable, NewRecord, Position, TopicSpec
@@ -59,7 +60,7 @@ def allow(broker: GuardedKafka, user: str, *operations: str) -> None:
         for operation in operations
     ]  # fmt: skip
     for future in admin.create_acls(bindings).values():
-        future.result(timeout=20)
+        future.result(timeout=patient(30))
 
 
 def test_a_user_without_the_right_to_create_topics_is_told_which_are_missing_and_works_with_those_that_are_there(
@@ -208,10 +209,10 @@ def test_rule_2_a_broker_killed_under_load_loses_nothing_acknowledged_and_needs_
     recovery_s = time.monotonic() - began
     stop.set()
     for thread in threads[:4]:
-        thread.join(60)
+        thread.join(patient(60))
     ended.set()  # Nothing more is acknowledged from here on.
     for thread in threads:
-        thread.join(60)
+        thread.join(patient(60))
 
     assert faults == []
     assert len(acknowledged) >= before + 200

@@ -28,6 +28,7 @@ from geo_assets_tests.resources.contract_ledger import (
     committed,
     keys_of,
 )
+from geo_assets_tests.waiting import patient
 from resources.ledger.protocol import Commit, Failure, Hint, Ledger, LedgerError, LedgerUnavailable, Settle, TileState
 from resources.ledger.sqlite import SqliteLedger
 
@@ -126,7 +127,7 @@ def test_many_processes_may_make_the_file_at_once(path: Path) -> None:
         subprocess.Popen([sys.executable, "-c", code], env=environment, text=True, stdout=subprocess.PIPE)
         for _ in range(4)
     ]
-    assert sorted(int(process.communicate(timeout=60)[0]) for process in processes) == [1, 2, 3, 4]
+    assert sorted(int(process.communicate(timeout=patient(60))[0]) for process in processes) == [1, 2, 3, 4]
 
 
 def test_a_commit_is_synced_to_the_disk(path: Path) -> None:
@@ -143,7 +144,7 @@ def test_a_reader_does_not_wait_for_a_writer(path: Path) -> None:
     seen: list[bool] = []
     thread = threading.Thread(target=lambda: seen.append(ledger.read([TILE])[TILE].dirty))
     thread.start()
-    thread.join(5)
+    thread.join(patient(30))
     assert seen == [True]
 
 

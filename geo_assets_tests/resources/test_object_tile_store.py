@@ -23,6 +23,7 @@ import pytest
 
 from geo_assets_tests.real_services import room, settings_of
 from geo_assets_tests.resources.contract_tile_store import TileStoreContract, TileStoreHarness
+from geo_assets_tests.waiting import patient
 from resources.tile_store import objects
 from resources.tile_store.credentials import AwsCredentials
 from resources.tile_store.objects import ObjectTileStore
@@ -458,7 +459,7 @@ def test_a_store_is_opened_without_asking_anybody() -> None:
         "ObjectTileStore('gs://bucket/prefix')\n"
         "assert not {'boto3', 'numpy', 'shapely', 'pyarrow', 'dagster'} & set(sys.modules)\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=patient(60))
 
 
 # -- a server that dies ----------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from geo_assets_tests.resources.contract_ledger import (
     keys_of,
     settled,
 )
+from geo_assets_tests.waiting import patient
 from resources import postgres
 from resources.ledger import postgres_tables
 from resources.ledger.postgres import PostgresLedger
@@ -294,7 +295,7 @@ def test_a_marks_value_is_larger_than_that_of_a_transaction_it_waited_for(
         # Another tile's mark does not wait.
         assert ledger.mark([THIRD]) > value
         open_one.commit()
-        waiting.join(10)
+        waiting.join(patient(30))
     assert raised[0] > value
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from starlette.types import ASGIApp
 
 from geo_assets.services.http_server import listen, make_server
+from geo_assets_tests.waiting import patient
 
 
 @contextmanager
@@ -30,4 +31,4 @@ def running(
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(patient(30))

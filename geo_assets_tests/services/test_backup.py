@@ -26,6 +26,7 @@ from geo_assets.services.garbage import collect_objects
 from geo_assets.services.supervisor import AlreadyRunning, Supervisor
 from geo_assets.services.tileserver.stream import EPOCH_NAME
 from geo_assets_tests.stacks import STACKS, changes_of
+from geo_assets_tests.waiting import patient
 from geo_assets_tests.world import HERE, World, feature, settings_for
 
 LATER = 2**50
@@ -147,7 +148,7 @@ def test_a_backup_while_edits_are_ingested_loses_none(platform: Platform, tmp_pa
     with platform as world:
         for number in range(20):
             world.send(feature(number, 1, at=at(number % 4)), event_id=f"e{number}")
-        world.ingest.run_once(timeout_s=5)
+        world.ingest.run_once(timeout_s=patient(30))
         # Applied, and its offset not yet committed: it comes again.
         world.edit(feature(100, 1), event_id="applied")
         make_backup(world.settings, file)

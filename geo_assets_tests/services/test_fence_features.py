@@ -29,8 +29,9 @@ from geo_assets.services.importer import import_reading
 from geo_assets.services.ingest import Ingest
 from geo_assets.services.reading.files import open_file
 from geo_assets_tests.geofence_world import position, seen
-from geo_assets_tests.services.test_routing import OPTIONS, InThread, until
+from geo_assets_tests.services.test_routing import OPTIONS, InThread
 from geo_assets_tests.stacks import STACKS, changes_of
+from geo_assets_tests.waiting import patient, until
 from geo_assets_tests.world import HERE, World
 from resources.event_log.protocol import NewRecord
 
@@ -201,7 +202,7 @@ def no_fence_is_lost(world: World, step: str) -> None:
 
     dying = Ingest(world.stack, step=kill)
     with pytest.raises(Killed):
-        dying.run_once(timeout_s=5)
+        dying.run_once(timeout_s=patient(30))
     dying.close()
     assert world.stack.features.get("city", '"a"') is not None
     following = Ingest(world.stack)

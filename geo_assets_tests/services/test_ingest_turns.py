@@ -15,6 +15,7 @@ from geo_assets.events import topics
 from geo_assets.services.dead_letters import scan_topic
 from geo_assets.services.ingest import HEAVY_BODY, Ingest
 from geo_assets.services.ingest_turns import HELD_BYTES, HELD_RECORDS, Turns
+from geo_assets_tests.waiting import patient
 from geo_assets_tests.world import World, feature
 from resources.event_log.protocol import Record
 
@@ -149,7 +150,7 @@ def test_while_a_giant_is_worked_on_edits_of_other_partitions_are_stored_and_hin
     def step(name: str) -> None:
         if name == "apply" and threading.current_thread().name.startswith("heavy"):
             reached.set()
-            assert go_on.wait(60)
+            assert go_on.wait(patient(60))
 
     ingest = Ingest(world.stack, step=step)
     try:

@@ -7,7 +7,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ from geo_assets_tests.geofence_world import (
     walk,
     what,
 )
+from geo_assets_tests.waiting import patient, until
 from resources.event_log.protocol import Extent, LogUnavailable, NewRecord, TopicSpec
 from resources.ledger.protocol import LedgerUnavailable
 
@@ -55,13 +56,6 @@ OPTIONS = routing.RoutingOptions(
 def stack(tmp_path: Path) -> Iterator[Stack]:
     with Stack(Settings(home=tmp_path, log_partitions=3)) as opened:
         yield opened
-
-
-def until(ready: Callable[[], Any], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not ready():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.02)
 
 
 class InThread(threading.Thread):
@@ -83,7 +77,7 @@ class InThread(threading.Thread):
 
     def end(self) -> Any:
         self.asked.set()
-        self.join(20)
+        self.join(patient(30))
         return self.result
 
 
@@ -511,7 +505,7 @@ def test_erase_device_at_the_command_line(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def metrics_of(port: int) -> dict[str, float]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=patient(30)) as answer:
         lines = answer.read().decode().splitlines()
     return {name: float(value) for name, _, value in (x.rpartition(" ") for x in lines if not x.startswith("#"))}
 

@@ -25,6 +25,7 @@ from geo_assets.services.tileserver.heat import Counts, HeatMap, cell_of, resolu
 from geo_assets.services.tileserver.waiting import WaitingMap, by_prefix
 from geo_assets.tiles.tile import Box, Tile
 from geo_assets_tests.services.tile_world import HERE, TileWorld
+from geo_assets_tests.waiting import patient
 from resources.event_log.protocol import LogUnavailable, NewRecord, OffsetOutOfRange
 from resources.ledger.protocol import Lag
 
@@ -421,7 +422,7 @@ def test_tiles_are_served_while_lookers_wait_for_a_slow_ledger(
             waiting.sendall(b"GET /waiting.geojson?zoom=7 HTTP/1.1\r\nHost: here\r\n\r\n")
         time.sleep(0.3)
         try:
-            answer = client.get(f"/tiles/{HERE.path}.mvt", timeout=5)
+            answer = client.get(f"/tiles/{HERE.path}.mvt", timeout=patient(30))
         finally:
             release.set()
     assert answer.status_code == 200

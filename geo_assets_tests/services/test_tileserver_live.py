@@ -22,6 +22,7 @@ from geo_assets_tests.geofence_world import fence, position, post_fences
 from geo_assets_tests.services.running import running
 from geo_assets_tests.services.tile_world import Stream, TileWorld
 from geo_assets_tests.stacks import STACKS, changes_of
+from geo_assets_tests.waiting import patient, until
 from resources.event_log.protocol import NewRecord
 
 BOX = "24,60,26,61"
@@ -234,13 +235,6 @@ def test_nothing_is_read_and_nothing_remembered_while_nobody_listens(
         assert topics.TRIGGERS not in read
 
 
-def until(true: Any, seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_a_slow_client_is_told_the_newest_and_nothing_queues_up(world: TileWorld) -> None:
     client = LiveClient(Wanted(Box(0, 0, 10, 10), devices=True, triggers=True))
     for step in range(1_000):
@@ -353,7 +347,7 @@ def test_a_client_that_forges_the_header_is_believed_by_nobody(world: TileWorld)
     app = create_app(world.ledger, world.tiles, world.log, world.layers, world.settings, Options(max_live_of_one=1))
     with (
         running(app, on_stop=app.state.end_streams, forwarded_allow_ips="192.0.2.1") as url,
-        httpx.Client(base_url=url, timeout=20) as client,
+        httpx.Client(base_url=url, timeout=patient(30)) as client,
     ):
         answers = [
             client.send(client.build_request("GET", "/live", headers=from_address(f"203.0.113.{n}")), stream=True)

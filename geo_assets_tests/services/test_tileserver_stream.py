@@ -19,6 +19,7 @@ from geo_assets.services.tileserver.stream import ChangeHub, Client, Delivery, F
 from geo_assets.tiles.tile import MAX_LATITUDE, Box, Tile
 from geo_assets.tiles.workkey import tile_hash
 from geo_assets_tests.services.tile_world import HERE, Stream, TileWorld
+from geo_assets_tests.waiting import patient
 from resources.event_log.protocol import NewRecord
 
 ROW = [Tile(14, HERE.x + dx, HERE.y) for dx in range(8)]
@@ -369,7 +370,7 @@ def test_a_head_of_the_stream_ends(client: httpx.Client) -> None:
 
 def test_a_client_that_leaves_gives_its_place_back(world: TileWorld) -> None:
     with world.served(max_clients=1) as client:
-        with httpx.stream("GET", f"{client.base_url}/events") as response:
+        with httpx.stream("GET", f"{client.base_url}/events", timeout=patient(30)) as response:
             lines = response.iter_lines()
             next(lines)
             refused = client.get("/events")
@@ -400,7 +401,7 @@ def test_rule_9_a_slow_client_is_dropped_with_a_resume_point_and_misses_nothing(
             told += 500
             quick.changes(500, timeout=20)
         assert _metric(client, "tileserver_sse_drops_total") == 1
-        slow.settimeout(10)
+        slow.settimeout(patient(30))
         while chunk := slow.recv(65536):
             received += chunk
         slow.close()

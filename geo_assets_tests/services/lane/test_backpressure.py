@@ -21,6 +21,7 @@ from geo_assets.services.lane.reading import HintReader
 from geo_assets.services.pool import WorkerPool
 from geo_assets_tests.services.lane.test_burst import giant
 from geo_assets_tests.stacks import STACKS, changes_of
+from geo_assets_tests.waiting import patient
 from geo_assets_tests.world import HERE, World, feature
 
 FULL = 100
@@ -197,7 +198,7 @@ class HeldBack:
     def go(self) -> str:
         """Build the one that has waited longest; its tile."""
         key, pool, work, task, future = self.waiting.pop(0)
-        future.set_result(self.start(pool, work, task).result(timeout=60))
+        future.set_result(self.start(pool, work, task).result(timeout=patient(60)))
         return key
 
 
