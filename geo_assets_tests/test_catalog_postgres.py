@@ -91,7 +91,7 @@ def test_ten_thousand_materializations_read_back_through_the_public_api(instance
     began = time.perf_counter()
     assert catalog.report_materializations(instance, entries(names)) == 10_000
     # Measured 1.6 s; one by one they take five minutes.
-    assert time.perf_counter() - began < 15
+    assert time.perf_counter() - began < patient(60)
 
     assert instance.get_materialized_partitions(catalog.TILES) == set(names)
     found = instance.fetch_materializations(AssetRecordsFilter(catalog.TILES, asset_partitions=[names[4_321]]), limit=2)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from geo_assets_tests.real_services import room, settings_of
-from geo_assets_tests.waiting import patient
+from geo_assets_tests.waiting import patient, until
 from resources.event_log.kafka import KafkaEventLog
 from resources.event_log.kafka_options import KafkaOptions
 from resources.event_log.protocol import EventLog
@@ -38,10 +37,7 @@ def delete_topics(servers: str, *, prefix: str = "", name: str = "") -> None:
     found = [t for t in admin.list_topics(timeout=patient(30)).topics if t == name or (prefix and t.startswith(prefix))]
     for future in admin.delete_topics(found).values() if found else ():
         future.result(timeout=patient(30))
-    deadline = time.monotonic() + 20
-    while set(found) & set(admin.list_topics(timeout=patient(30)).topics):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: not set(found) & set(admin.list_topics(timeout=patient(30)).topics), why="the topics are gone")
 
 
 def delete_topic(log: EventLog, topic: str) -> None:

@@ -25,7 +25,7 @@ from geo_assets_tests.resources.log_processes import (
     open_and_append,
     open_in_a_folder_without_permission,
 )
-from geo_assets_tests.waiting import patient
+from geo_assets_tests.waiting import patient, until
 from resources.event_log.bells import Bells
 from resources.event_log.murmur2 import murmur2, partition_of
 from resources.event_log.protocol import EventLog, LogError, LogUnavailable, NewRecord, StaleEpoch, TopicSpec
@@ -198,7 +198,7 @@ def test_where_no_bell_is_heard_records_of_other_processes_are_found_all_the_sam
     writer = spawn.Process(target=append_in_another_process, args=(elsewhere, "t", "a", 1))
     writer.start()
     assert len(consumer.poll(timeout_s=patient(60))) == 1
-    assert len(follower.take(10, 60)) == 1
+    assert len(follower.take(10, patient(60))) == 1
     writer.join()
     consumer.close()
 
@@ -256,7 +256,8 @@ def test_a_waiting_poll_costs_next_to_no_cpu(log: SqliteEventLog) -> None:
     consumer.poll(timeout_s=0)
     began = time.process_time()
     consumer.poll(timeout_s=2)
-    assert time.process_time() - began < 0.3
+    # Of two seconds; whoever looks again and again takes all of them.
+    assert time.process_time() - began < 1.0
     consumer.close()
 
 
@@ -293,17 +294,14 @@ def test_a_stuck_member_loses_its_partitions_after_the_longest_poll_interval(tmp
     log.append([NewRecord("t", "k", b"")])
     stuck, other = log.consumer("g", ["t"]), log.consumer("g", ["t"])
     records = drain(stuck, 1, seconds=1) or drain(other, 1, seconds=1)
-    deadline = time.monotonic() + 20
-    while len(other.assignment()) < 4:
-        assert time.monotonic() < deadline
-        other.poll(timeout_s=0.1)
+    until(lambda: (other.poll(timeout_s=0.1), len(other.assignment()) == 4)[-1], why="it loses its partitions")
     stuck.commit(after(records))
     assert log.committed("g", "t") == {}
     # It comes back when it polls again.
-    while not stuck.assignment():
-        assert time.monotonic() < deadline
-        stuck.poll(timeout_s=0.05)
-        other.poll(timeout_s=0.05)
+    until(
+        lambda: (stuck.poll(timeout_s=0.05), other.poll(timeout_s=0.05), stuck.assignment())[-1],
+        why="it has partitions again",
+    )
     stuck.close()
     other.close()
     log.close()
@@ -317,10 +315,7 @@ def test_a_consumer_that_is_dropped_without_closing_stops_its_heartbeat(log: Sql
     closed = consumer._closed
     del consumer
     closed.set()
-    deadline = time.monotonic() + 10
-    while threading.active_count() > before:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: threading.active_count() <= before, why="its heartbeat has ended")
 
 
 def test_a_locked_file_is_unavailable_and_works_again_later(tmp_path: Path) -> None:

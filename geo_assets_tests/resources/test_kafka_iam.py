@@ -91,7 +91,7 @@ def options_of(broker: IamKafka, token: Any) -> KafkaOptions:
         ssl_ca=broker.certificate,
         aws_region="eu-west-1",
     )
-    return replace(found, token=token, request_timeout_s=15.0)
+    return replace(found, token=token, request_timeout_s=patient(15))
 
 
 @pytest.mark.service("kafka")
@@ -107,7 +107,7 @@ def test_a_client_that_logs_in_with_tokens_goes_on_when_they_end(broker: IamKafk
     count, began = 0, time.monotonic()
     # Longer than a token lives, and than the broker bears a session without a new one.
     while time.monotonic() < began + 9 or len([at for at in given if at > began + 2]) < 2:
-        assert time.monotonic() < began + 90, "no newer token was asked for"
+        assert time.monotonic() < began + patient(90), "no newer token was asked for"
         log.append([NewRecord("raw", key="k", value=b"%d" % count)])
         count += 1
         time.sleep(0.25)
