@@ -133,7 +133,7 @@ def ordeal(
     listener = None if {"up", *STANDARD} & set(kills) else Listener(f"{platform.tiles}/events")
     done: list[str] = []
     for what in kills:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + patient(120)
         time.sleep(every)
         while not kill(platform, what, services) and time.monotonic() < deadline:
             # No run is alive just now: another edit will bring one.

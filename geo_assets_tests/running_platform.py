@@ -109,7 +109,7 @@ class Platform:
         """Ctrl-C, and wait for the end; its exit code."""
         assert self.process is not None
         self.process.send_signal(number)
-        return self.process.wait(seconds)
+        return self.process.wait(patient(seconds))
 
     def kill(self) -> None:
         """Kill every process of it with -9, the supervisor first."""

@@ -29,7 +29,7 @@ from geo_assets.events.signature import sign
 from geo_assets_tests.deploy.examples import DEPLOY
 from geo_assets_tests.needs import missing
 from geo_assets_tests.own_redis import free_port
-from geo_assets_tests.waiting import patient
+from geo_assets_tests.waiting import patient, until
 from geo_assets_tests.world import LAYERS, SOURCES, feature
 
 pytestmark = pytest.mark.timeout(600)
@@ -310,16 +310,16 @@ def _traffic(ports: dict[str, int]) -> None:
 
 
 def _wait(done: Any, what: str, folder: Path) -> None:
-    until = time.monotonic() + 180
+    deadline = time.monotonic() + patient(180)
     while True:
         try:
             if done():
                 return
         except (httpx.TransportError, json.JSONDecodeError):
             pass
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             logs = "\n".join(f"-- {log.name}\n{log.read_text()[-1_500:]}" for log in sorted(folder.glob("*.log")))
-            raise AssertionError(f"not within 180 s: {what}\n{logs}")
+            raise AssertionError(f"not within {patient(180):g} s: {what}\n{logs}")
         time.sleep(0.3)
 
 
@@ -370,9 +370,7 @@ def test_every_rule_is_evaluated_and_none_fires_on_a_sound_platform(prometheus: 
         groups = prometheus.get("rules")["groups"]
         return {(rule["name"], rule["health"]) for group in groups for rule in group["rules"]}
 
-    until = time.monotonic() + 20
-    while ({word for _, word in health()} != {"ok"}) and time.monotonic() < until:
-        time.sleep(0.3)
+    until(lambda: {word for _, word in health()} == {"ok"}, why="every rule was evaluated", every=0.3)
     assert health() == {(rule["alert"], "ok") for rule in rules()}
     firing = prometheus.value('ALERTS{alertstate="firing"}')
     assert [one["metric"]["alertname"] for one in firing] == []

@@ -212,7 +212,9 @@ class Cluster(Kubectl):
     def wait_until_ready(self, seconds: float = 300) -> None:
         """Wait until every Deployment has all its pods, of its newest version and ready."""
         for name in DEPLOYMENTS:
-            self.kubectl("rollout", "status", f"deployment/{name}", "-n", NAMESPACE, f"--timeout={seconds:.0f}s")
+            self.kubectl(
+                "rollout", "status", f"deployment/{name}", "-n", NAMESPACE, f"--timeout={patient(seconds):.0f}s"
+            )
 
     def why(self) -> str:
         """What pods are and what happened to them, for a test that fails."""
@@ -337,7 +339,9 @@ def roll_out(cluster: Cluster, folder: Path) -> None:
     apply = ["apply", "-k", str(overlay)]
     cluster.kubectl(*apply, "-l", "geo-assets/step=prepare")
     cluster.kubectl(*apply, "-l", "geo-assets/step=migrate")
-    cluster.kubectl("wait", "--for=condition=complete", "job/migrate", "-n", NAMESPACE, "--timeout=180s")
+    cluster.kubectl(
+        "wait", "--for=condition=complete", "job/migrate", "-n", NAMESPACE, f"--timeout={patient(180):.0f}s"
+    )
     cluster.kubectl(*apply, "-l", "geo-assets/step=serve")
     cluster.wait_until_ready()
 

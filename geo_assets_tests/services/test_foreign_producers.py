@@ -522,7 +522,7 @@ def test_a_dead_letter_keeps_our_headers_whole_and_few_of_others() -> None:
 
 def ingest_all(world: World, count: int) -> None:
     """Let ingest work off so many records as it does in life: through its group, with offsets committed."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patient(60)
     while count > 0 and time.monotonic() < deadline:
         count -= world.ingest.run_once(timeout_s=1.0)
     assert count == 0

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from geo_assets.services import outbox
 from geo_assets.services.dead_letters import list_dead_letters, replay, scan_topic
 from geo_assets.services.ingest import Ingest
 from geo_assets_tests.stacks import STACKS, changes_of
+from geo_assets_tests.waiting import until
 from geo_assets_tests.world import HERE, World, feature, tiles_touched
 from resources.event_log.protocol import NewRecord
 
@@ -319,9 +319,7 @@ def test_rule_1_records_that_retention_took_unread_are_counted_and_the_rest_is_r
     stop = threading.Event()
     worker = threading.Thread(target=ingest.run, args=(stop,))
     worker.start()
-    deadline = time.monotonic() + 30
-    while len(list(world.stack.features.scan())) < 9 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: len(list(world.stack.features.scan())) >= 9, why="the rest is read", every=0.05)
     stop.set()
     worker.join()
     ingest.close()

@@ -50,7 +50,7 @@ def lose(world: World) -> None:
     ingest = Ingest(world.stack)
     for number in range(3):
         world.send(feature(number), event_id=f"read{number}")
-    done, deadline = 0, time.monotonic() + 30
+    done, deadline = 0, time.monotonic() + patient(60)
     while done < 3 and time.monotonic() < deadline:
         done += ingest.run_once(timeout_s=2.0)
     ingest.close()

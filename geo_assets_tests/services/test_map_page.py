@@ -97,9 +97,9 @@ class Page:
     def _loaded(self, _: Any) -> None:
         self.loads += 1
 
-    def until(self, script: str, timeout: float = 40) -> Any:
+    def until(self, script: str, seconds: float = 60) -> Any:
         """Poll from outside: the page's policy forbids what playwright's own waiting evaluates."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + patient(seconds)
         while not (result := self.page.evaluate(script)):
             assert time.monotonic() < deadline, f"{script} did not come true; {self.faults}"
             self.page.wait_for_timeout(50)

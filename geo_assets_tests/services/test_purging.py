@@ -278,7 +278,7 @@ def test_rule_5_a_cache_out_of_reach_holds_nothing_back_and_is_purged_and_announ
     before = world.announced()
     began = time.monotonic()
     results = world.build_dirty()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < patient(15)
     assert world.stack.ledger.counts().owed["purge"] == len(results) == 6
     assert {result.outcome for result in results} == {"built"}
     news = since(before, world)
@@ -299,11 +299,10 @@ def test_rule_5_a_cache_out_of_reach_holds_nothing_back_and_is_purged_and_announ
         assert {(one["revision"], one["again"]) for one in again} == {(2, True)}
         assert {(one["z"], one["x"], one["y"]) for one in again} == {(one["z"], one["x"], one["y"]) for one in news}
         # The second purge is due when the first is old enough, and a busy machine may miss one.
-        until = time.monotonic() + 20
-        while world.stack.ledger.counts().owed.keys() != {"catalog"} and time.monotonic() < until:
-            time.sleep(0.4)
-            sweep(world.stack)
-        assert world.stack.ledger.counts().owed.keys() == {"catalog"}
+        until(
+            lambda: (time.sleep(0.4), sweep(world.stack), world.stack.ledger.counts().owed.keys() == {"catalog"})[-1],
+            why="both purges are paid",
+        )
     assert since(before + news + again, world) == []
     world.close()
 

@@ -394,16 +394,17 @@ def test_rule_1_while_the_broker_is_away_outside_callers_divert_within_the_thres
         receipts.append(router.submit(of(devices, [sequence])))
         longest = max(longest, time.monotonic() - before)
         time.sleep(0.01)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < patient(30)
     opened = time.monotonic() - began
     # 20 failures of 25 ms each; the rest is a busy machine's.
-    assert 0.45 < opened < 3
+    assert 0.45 < opened < patient(10)
     for _ in range(20):
         sequence += 1
         before = time.monotonic()
         receipts.append(router.submit(of(devices, [sequence])))
         longest = max(longest, time.monotonic() - before)
-    assert longest < 0.5
+    # Nothing is acknowledged all the while: who waited for it would wait for ever.
+    assert longest < patient(5)
     assert all(router.wait(receipt, patient(30)) for receipt in receipts)
     assert router.counts["spooled"] == (sequence - 10) * 10
     assert not router.ready(0.1)
@@ -531,20 +532,19 @@ def test_a_full_spool_keeps_the_rest_in_memory_in_order(
 def test_a_stage_in_breach_for_three_intervals_stops_pulling_until_the_breaker_of_the_next_closes(
     log: SqliteEventLog, start: Callable[..., Router]
 ) -> None:
-    router = start(log, interval_s=0.05, open_s=0.3, least_a_s=1)
-    opened = threading.Event()
-    for sequence in range(1, 200):
+    router = start(log, interval_s=0.05, open_s=1.0, least_a_s=1)
+    sequences = itertools.count(1)
+
+    def opens() -> bool:
         # Handed over 20 ms after they were made, again and again.
-        router.route(of(["a"], [sequence]), emitted=time.perf_counter_ns() - 20_000_000)
-        if router.dedup_breaker.state == "open":
-            opened.set()
-            break
-        time.sleep(0.01)
-    assert opened.is_set()
+        router.route(of(["a"], [next(sequences)]), emitted=time.perf_counter_ns() - 20_000_000)
+        return router.dedup_breaker.state == "open"
+
+    until(opens, why="the breaker opens", every=0.01)
     assert not router.ready()
-    assert router.ready(5)
+    assert router.ready(patient(30))
     assert router.settle(patient(30))
-    assert by_device(told(log))["a"] == list(range(1, sequence + 1))
+    assert by_device(told(log))["a"] == list(range(1, next(sequences)))
 
 
 # Around it

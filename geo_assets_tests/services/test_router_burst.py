@@ -34,7 +34,7 @@ def test_rule_9_a_burst_over_capacity_pauses_pulling_sheds_outside_callers_and_t
         assert one["held"] == 0.9 * CAPACITY
         assert one["pauses"] > one["refused"] > 20
         assert "90,000 wait for their acknowledgement, 500 more would exceed 90,000" in one["said"]
-        assert one["longest_s"] < 1.0
+        assert one["longest_s"] < patient(3)
         assert one["grown"] < BYTES
         # Those that were taken, and no others.
         assert one["routed"] == number * 0.9 * CAPACITY

@@ -17,7 +17,7 @@ import pytest
 from geo_assets.events import topics
 from geo_assets.events.models import FenceEvent
 from geo_assets.geofence.rules import Rules
-from geo_assets.services import forgetting, position_reader, routing, routing_result
+from geo_assets.services import forgetting, position_reader, routing, routing_lease, routing_result
 from geo_assets.services import geofence_snapshots as snapshots
 from geo_assets.services.dead_letters import list_dead_letters
 from geo_assets.services.fences import FOLDER, FenceBook
@@ -294,7 +294,7 @@ def _open(triggers: list[Any]) -> list[Any]:
     return [trigger for trigger in last.values() if trigger.state == 1]
 
 
-def test_a_standby_takes_over_within_a_second(stack: Stack) -> None:
+def test_a_standby_takes_over_as_soon_as_the_lease_is_given_back(stack: Stack) -> None:
     post_fences(stack, [fence(n) for n in range(6)])
     first = InThread(stack, replace(OPTIONS, idle_s=None))
     until(lambda: marks(stack) == 1)
@@ -302,9 +302,10 @@ def test_a_standby_takes_over_within_a_second(stack: Stack) -> None:
     time.sleep(0.3)
     assert marks(stack) == 1
     first.end()
+    # Given back, and not run out: that takes as long as the lease is held without a word.
     ended = time.monotonic()
     until(lambda: marks(stack) == 2)
-    assert time.monotonic() - ended < 1.0
+    assert time.monotonic() - ended < patient(0.8 * routing_lease.TTL_S)
     stack.log.append(walk(5, 20))
     until(lambda: len(seen(stack)) == 5)
     second.end()

@@ -414,7 +414,7 @@ def test_tiles_are_served_while_lookers_wait_for_a_slow_ledger(
 ) -> None:
     world.publish(HERE, DATA)
     release = threading.Event()
-    monkeypatch.setattr(type(world.ledger), "lag", lambda *_: release.wait(15) and [])
+    monkeypatch.setattr(type(world.ledger), "lag", lambda *_: release.wait(patient(120)) and [])
     with contextlib.ExitStack() as stack:
         # More than the threads that the server reads tiles with.
         for _ in range(50):

@@ -255,6 +255,8 @@ def test_a_collector_that_hangs_holds_nothing_up_and_what_it_does_not_take_is_co
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(span_sending.Sender.__init__, "__kwdefaults__", {"most": 10, "every_s": 0.01})
+    # It hangs for longer than all of this takes.
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", f"{patient(60):.0f}")
     before = counted("dropped")
     with collector() as hanging:
         hanging.free.clear()

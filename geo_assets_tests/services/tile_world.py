@@ -134,21 +134,21 @@ class Stream:
         finally:
             self._events.put(None)
 
-    def next(self, timeout: float = 5.0) -> Event | None:
+    def next(self) -> Event | None:
         """The next event that says something (data or a heartbeat); None at the end of the stream."""
         while True:
-            event = self._events.get(timeout=timeout)
+            event = self._events.get(timeout=patient(30))
             if event is None:
                 return None
             self.id = event.get("id", self.id)
             if "data" in event or ":" in event:
                 return event
 
-    def changes(self, number: int, timeout: float = 5.0) -> list[Event]:
+    def changes(self, number: int) -> list[Event]:
         """The next so many changes."""
         found: list[Event] = []
         while len(found) < number:
-            event = self.next(timeout)
+            event = self.next()
             assert event is not None, "the stream ended"
             if "data" in event:
                 found.append(event)
@@ -163,10 +163,10 @@ class Stream:
             if "id" in event and "data" not in event:
                 return self
 
-    def named(self, name: str, timeout: float = 5.0) -> Any:
+    def named(self, name: str) -> Any:
         """The body of the next event of a name."""
         while True:
-            event = self._events.get(timeout=timeout)
+            event = self._events.get(timeout=patient(30))
             assert event is not None, "the stream ended"
             if event.get("event") == name:
                 return event.body
