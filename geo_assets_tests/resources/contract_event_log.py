@@ -577,7 +577,7 @@ class EventLogContract:
         log.append([NewRecord(topic, None, b"", partition=n % 4) for n in range(400)])
         consumer = log.consumer("g", [topic])
         found = consumer.poll(max_records=1, timeout_s=patient(30))
-        time.sleep(0.5)  # A broker sends each partition's on its own: now all of them are there.
+        time.sleep(patient(0.5))  # A broker sends each partition's on its own: now all of them are there.
         while len(found) < 41:
             records = consumer.poll(max_records=10, timeout_s=patient(30))
             assert 1 <= len(records) <= 10

@@ -266,7 +266,7 @@ def test_s3_refuses_who_is_nobody_and_narrows_a_role_to_its_policy(services: Ser
 def test_kafkas_second_listener_asks_for_a_password(services: Services, mechanism: str) -> None:
     settings = services.settings()
 
-    def topics(password: str) -> Any:
+    def topics(password: str, seconds: float) -> Any:
         client = AdminClient(
             {
                 "bootstrap.servers": settings["TEST_KAFKA_SASL_SERVERS"],
@@ -277,11 +277,11 @@ def test_kafkas_second_listener_asks_for_a_password(services: Services, mechanis
                 "log_level": 0,
             }
         )
-        return client.list_topics(timeout=4).topics
+        return client.list_topics(timeout=seconds).topics
 
-    assert topics(settings["TEST_KAFKA_SASL_PASSWORD"]) is not None
+    assert topics(settings["TEST_KAFKA_SASL_PASSWORD"], patient(30)) is not None
     with pytest.raises(confluent_kafka.KafkaException):
-        topics("wrong")
+        topics("wrong", 4)
 
 
 def test_kafka_makes_no_topic_out_of_a_typo(services: Services) -> None:

@@ -349,7 +349,7 @@ class Route:
         """End it in order; its exit code."""
         if self.alive:
             self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(seconds)
+        return self.process.wait(patient(seconds))
 
 
 class Keeper:

@@ -28,7 +28,7 @@ from geo_assets_tests.running_platform import free_ports
 from geo_assets_tests.services.one_service import Service, service
 from geo_assets_tests.stacks import STACKS, environment_of, fields_of
 from geo_assets_tests.waiting import patient, until
-from geo_assets_tests.world import HERE, World, feature
+from geo_assets_tests.world import HERE, World, feature, work_off
 from resources.event_log.protocol import NewRecord
 
 pytestmark = pytest.mark.timeout(600)
@@ -214,8 +214,7 @@ def test_ingest_that_ends_leaves_nothing_half_done_and_its_group(world: tuple[Wo
         assert ingest.exit_code() == 0, "\n".join(ingest.lines)
     assert members(one, topics.INGEST_GROUP) == 0
 
-    while one.ingest.run_once(timeout_s=patient(3)):
-        pass
+    work_off(one)
 
     assert one.stack.features.counts().by_layer["buildings"] == 2 * total + 600
     letters = sum(extent.end - extent.begin for extent in one.stack.log.extents(topics.DEAD_LETTERS).values())
