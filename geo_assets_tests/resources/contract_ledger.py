@@ -843,7 +843,7 @@ class LedgerContract:
         assert ledger.get_value("epoch") is None
 
     # -- bulk --------------------------------------------------------------------------------------------------------
-    def test_twenty_thousand_tiles_at_once_are_not_worked_off_one_by_one(self, ledger: Ledger) -> None:
+    def test_twenty_thousand_tiles_at_once_cost_a_fraction_of_one_by_one(self, ledger: Ledger) -> None:
         def through(keys: list[str]) -> None:
             ledger.mark(keys)
             read = ledger.take(keys, "me", 600)
@@ -854,12 +854,15 @@ class LedgerContract:
 
         keys = keys_of(20_020)
         single, together = keys[:20], keys[20:]
+        began = time.perf_counter()
         for key in single:
             through([key])
-        began = time.monotonic()
+        each = (time.perf_counter() - began) / len(single)
+        began = time.perf_counter()
         through(together)
-        # Measured 2.0 s: a round trip a row, or a scan of the table for each, would show.
-        assert time.monotonic() - began < patient(20)
+        # Against the same machine under the same load, and no limit in seconds: a round trip a row, or a scan of the
+        # table for each, would show. With Postgres 0.03 to 0.08 of it were measured.
+        assert (time.perf_counter() - began) / len(together) < each / 3
         assert ledger.counts().published == len(keys)
 
     # -- many at once ------------------------------------------------------------------------------------------------

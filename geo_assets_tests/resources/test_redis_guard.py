@@ -116,7 +116,7 @@ def test_killed_and_started_again_it_has_its_keys_and_leases_and_clients_go_on(o
     began = time.monotonic()
     with pytest.raises(GuardUnavailable, match=r"GEO_ASSETS_REDIS_URL"):
         guard.get("k")
-    # Refused, and not tried again and again.
+    # Refused at once; the rest is room for a busy machine.
     assert time.monotonic() - began < patient(6 * TIMEOUT_S)
     own.start()
     assert guard.get("k") == "v"
@@ -203,7 +203,7 @@ def test_a_server_that_does_not_answer_costs_half_a_second_and_no_more(own: OwnR
     began = time.monotonic()
     with pytest.raises(GuardUnavailable, match="did not answer within") as raised:
         guard.get("k")
-    # What is tried again, with a pause before each time, takes longer.
+    # One wait, and not six of them; the rest is room for a busy machine.
     assert time.monotonic() - began < patient(6 * TIMEOUT_S)
     assert_one_line(raised.value, f":{own.port}")
     own.resume()

@@ -90,7 +90,6 @@ def test_a_tick_reads_and_marks_ten_thousand_records_of_kafka_together(
         sensor._mark(here.stack, int(time.time() * 1000), done)
         seconds = time.monotonic() - began
         assert (done.read, done.marked, len(here.ledger.dirty(5_000))) == (10_000, 10_000, 2_000)
-        # Measured under one.
         assert seconds < patient(20)
         assert here.stack.log.committed(sensor.GROUP, topics.TILES) == done.positions[topics.TILES]
 
