@@ -7,12 +7,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import pytest_timeout
 import structlog
 
 from geo_assets_tests.needs import missing
 from geo_assets_tests.stacks import forget_settings
+from geo_assets_tests.waiting import patient
 
 forget_settings()
+
+
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Any:
+    """A test as a whole is given as much more time as each wait in it, wherever its limit was written."""
+    return pytest_timeout.pytest_timeout_set_timer(item, settings._replace(timeout=patient(settings.timeout)))
 
 
 def _logging_that_ends() -> Iterator[None]:
@@ -53,6 +60,23 @@ CHROMIUM_FLAGS = [
 """Headless drawing in software, and no look-ups of the browser maker's hosts."""
 
 
+class _Patient:
+    """A browser whose pages wait as long for what they are asked for as this machine may take."""
+
+    def __init__(self, browser: Any, limit_ms: float) -> None:
+        self._browser, self._limit_ms = browser, limit_ms
+
+    def new_context(self, **options: Any) -> Any:
+        context = self._browser.new_context(**options)
+        context.set_default_timeout(self._limit_ms)
+        return context
+
+    def new_page(self, **options: Any) -> Any:
+        page = self._browser.new_page(**options)
+        page.set_default_timeout(self._limit_ms)
+        return page
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """A headless Chromium of the machine's own, driven by playwright."""
@@ -65,6 +89,7 @@ def browser() -> Iterator[Any]:
         missing("the map library is not installed (npm ci --prefix geo_assets/services/web)")
     sync_api = pytest.importorskip("playwright.sync_api")
     with sync_api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_FLAGS)
-        yield opened
+        limit_ms = patient(60) * 1_000
+        opened = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_FLAGS, timeout=limit_ms)
+        yield _Patient(opened, limit_ms)
         opened.close()

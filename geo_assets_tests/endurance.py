@@ -31,6 +31,7 @@ from geo_assets.tiles.tile import Tile
 from geo_assets_tests.dagster_storages import instance_on
 from geo_assets_tests.dagster_world import _nothing_job
 from geo_assets_tests.stacks import changes_of
+from geo_assets_tests.waiting import patient
 from resources.ledger.protocol import Commit
 
 TILES = 2_000
@@ -121,7 +122,7 @@ def endure(
         ended, said = spawning.Event(), spawning.Queue()
         keeper = spawning.Process(target=_keep_retention, args=(str(folder / "dagster"), kept_s, every_s, ended, said))
         keeper.start()
-        assert said.get(timeout=120) == "ready"
+        assert said.get(timeout=patient(120)) == "ready"
         sampler.start()
         try:
             _commit(stack, instance, rate, kept_s, result)
@@ -129,7 +130,7 @@ def endure(
             stop.set()
             ended.set()
             sampler.join()
-            result.passes, result.slowest_pass_s, result.removed, result.faults = said.get(timeout=120)
+            result.passes, result.slowest_pass_s, result.removed, result.faults = said.get(timeout=patient(120))
             keeper.join()
         _nothing_current_is_gone(stack, instance)
         return result

@@ -32,8 +32,8 @@ from geo_assets.services.lane import health
 from geo_assets.settings import Settings
 from geo_assets.stack import Stack
 from geo_assets.tiles.decode import decode
-from geo_assets_tests.running_platform import until
 from geo_assets_tests.stacks import settings_from
+from geo_assets_tests.waiting import patient, until
 from geo_assets_tests.world import HERE, World, feature, settings_for
 from resources.event_log.protocol import NewRecord
 
@@ -155,7 +155,7 @@ def endure(
     result = Endured()
     with Stack(settings) as stack, _processes(environment, workers) as processes:
         stack.ensure()
-        until(lambda: _heard(settings, workers), 300, "ingest and the lane are up")
+        until(lambda: _heard(settings, workers), 300, why="ingest and the lane are up", every=0.2)
         stop = threading.Event()
         beside = [threading.Thread(target=_sample, args=(home, processes, stop, result))]
         if every_s is not None:
@@ -165,7 +165,7 @@ def endure(
             thread.start()
         try:
             last = _send(stack, edits, every_edits, at_most_s, result)
-            until(lambda: not _behind(stack), 600, "everything was worked off", every=0.5)
+            until(lambda: not _behind(stack), 600, why="everything was worked off", every=0.5)
         finally:
             result.seconds = time.monotonic() - began
             stop.set()
@@ -195,7 +195,7 @@ def _processes(environment: Mapping[str, str], workers: int) -> Iterator[dict[st
             process.send_signal(signal.SIGTERM)
         for process in started.values():
             try:
-                process.wait(60)
+                process.wait(patient(60))
             except subprocess.TimeoutExpired:
                 process.kill()
 
@@ -233,7 +233,7 @@ def _send(
         stack.log.append(records)
         result.edits += len(records)
         if every_edits is not None and result.edits % every_edits < len(records):
-            until(lambda: not _behind(stack), 600, "everything was worked off", every=0.2)
+            until(lambda: not _behind(stack), 600, why="everything was worked off", every=0.2)
             _pass(stack, result, at_ms=now_ms() + MUCH_LATER_MS)
     return last
 

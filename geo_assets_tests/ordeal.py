@@ -24,8 +24,9 @@ from geo_assets.settings import Settings
 from geo_assets.tiles.decode import decode
 from geo_assets.tiles.tile import Tile
 from geo_assets.tiles.workkey import tile_hash
-from geo_assets_tests.running_platform import Listener, Platform, until
+from geo_assets_tests.running_platform import Listener, Platform
 from geo_assets_tests.stacks import fields_of
+from geo_assets_tests.waiting import patient, until
 from geo_assets_tests.world import HERE, World, feature
 from scripts.local_services import STANDARD, Services
 
@@ -46,7 +47,7 @@ class Poster(threading.Thread):
 
     def run(self) -> None:
         chance = random.Random(3)
-        with httpx.Client(trust_env=False, timeout=10) as client:
+        with httpx.Client(trust_env=False, timeout=patient(30)) as client:
             for number in range(self._edits):
                 which, version = number % FEATURES, number // FEATURES + 1
                 at = (HERE[0] + 0.004 * which + 0.0005 * chance.random(), HERE[1] + 0.002 * (which % 5))
@@ -132,7 +133,7 @@ def ordeal(
     listener = None if {"up", *STANDARD} & set(kills) else Listener(f"{platform.tiles}/events")
     done: list[str] = []
     for what in kills:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + patient(120)
         time.sleep(every)
         while not kill(platform, what, services) and time.monotonic() < deadline:
             # No run is alive just now: another edit will bring one.
@@ -140,7 +141,7 @@ def ordeal(
             assert platform.process.poll() is None, f"geo-assets up ended by itself:\n{platform.text[-4000:]}"
             time.sleep(0.1)
         done.append(what)
-    until(lambda: not poster.is_alive(), 600, "every edit was posted", every=0.5)
+    until(lambda: not poster.is_alive(), 600, why="every edit was posted", every=0.5)
     assert poster.sent == edits
 
     def quiet() -> bool:
@@ -151,7 +152,7 @@ def ordeal(
         )
         return not waiting and not any(status["lag"].values())
 
-    until(quiet, 300, "everything was worked off", every=2.0)
+    until(quiet, 300, why="everything was worked off", every=2.0)
     if listener is not None:
         watched(listener, platform)
     assert platform.stop() == 0

@@ -14,6 +14,7 @@ from pathlib import Path
 import redis
 
 from geo_assets_tests.needs import missing
+from geo_assets_tests.waiting import patient
 
 PASSWORD = "a-password-nobody-may-read"
 
@@ -50,20 +51,20 @@ class OwnRedis:
             "--appendonly", "yes", "--appendfsync", "always", "--requirepass", PASSWORD, *self._options,
         ]  # fmt: skip
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        until = time.monotonic() + 20
+        deadline = time.monotonic() + patient(60)
         while True:
             try:
                 with self.client() as client:
                     client.ping()
                 return
             except redis.RedisError:
-                if time.monotonic() > until or self._process.poll() is not None:
+                if time.monotonic() > deadline or self._process.poll() is not None:
                     raise
                 time.sleep(0.02)
 
     def client(self) -> redis.Redis:
         """A plain client."""
-        return redis.Redis.from_url(self.url, decode_responses=True, socket_timeout=5)
+        return redis.Redis.from_url(self.url, decode_responses=True, socket_timeout=patient(30))
 
     def kill(self) -> None:
         """kill -9, as a machine that loses power."""

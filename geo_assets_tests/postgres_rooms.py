@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import psycopg
 from psycopg import sql
 
 from geo_assets_tests.real_services import room, settings_of
+from geo_assets_tests.waiting import until
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +32,17 @@ class PostgresRoom:
 
     def wait_until_idle(self) -> None:
         """Wait until no session of this room runs a statement: a killed client's last one may still be at it."""
-        deadline = time.monotonic() + 20
         with psycopg.connect(self.url, autocommit=True) as db:
-            while time.monotonic() < deadline:
+
+            def idle() -> bool:
                 (busy,) = db.execute(
                     """SELECT count(*) FROM pg_stat_activity
                        WHERE application_name = %s AND pid <> pg_backend_pid() AND state <> 'idle'""",
                     (self.schema,),
                 ).fetchone() or (0,)
-                if not busy:
-                    return
-                time.sleep(0.01)
-        raise AssertionError(f"sessions of {self.schema} are busy for 20 s")
+                return not busy
+
+            until(idle, why=f"sessions of {self.schema} are idle")
 
 
 @contextmanager

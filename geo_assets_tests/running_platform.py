@@ -10,8 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from geo_assets.services.supervisor import MARKER
 from geo_assets.settings import Settings
 from geo_assets.stack import Stack
 from geo_assets_tests.stacks import settings_from
+from geo_assets_tests.waiting import patient, until
 
 
 def free_ports(count: int) -> list[int]:
@@ -38,18 +38,6 @@ def free_ports(count: int) -> list[int]:
         if port not in found:
             found.append(port)
     return found
-
-
-def until(check: Callable[[], Any], seconds: float, what: str, every: float = 0.2) -> Any:
-    """The first true answer of `check`; an assertion that names `what` when none comes in time."""
-    deadline = time.monotonic() + seconds
-    last: Any = None
-    while time.monotonic() < deadline:
-        last = check()
-        if last:
-            return last
-        time.sleep(every)
-    raise AssertionError(f"{what}: not within {seconds:g} s (last answer: {last!r})")
 
 
 class Platform:
@@ -113,7 +101,7 @@ class Platform:
             return "geo_assets is up" in self.text
 
         try:
-            until(up, seconds, "geo-assets up is ready")
+            until(up, seconds, why="geo-assets up is ready", every=0.2)
         except AssertionError as fault:
             raise AssertionError(f"{fault}\n{self.text}") from None
 
@@ -121,7 +109,7 @@ class Platform:
         """Ctrl-C, and wait for the end; its exit code."""
         assert self.process is not None
         self.process.send_signal(number)
-        return self.process.wait(seconds)
+        return self.process.wait(patient(seconds))
 
     def kill(self) -> None:
         """Kill every process of it with -9, the supervisor first."""
@@ -132,7 +120,7 @@ class Platform:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
-        self.process.wait(10)
+        self.process.wait(patient(30))
 
     def left(self) -> list[psutil.Process]:
         """Processes of this home that are alive, the supervisor left out."""
@@ -165,7 +153,7 @@ class Platform:
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=180,
+            timeout=patient(180),
             check=False,
         )
 
@@ -184,14 +172,17 @@ class Platform:
 
     def etag(self, path: str) -> str | None:
         """ETag of a tile `z/x/y`; None when it is empty."""
-        answer = httpx.get(f"{self.tiles}/tiles/{path}.mvt", trust_env=False)
+        answer = httpx.get(f"{self.tiles}/tiles/{path}.mvt", trust_env=False, timeout=patient(30))
         assert answer.status_code in (200, 204), answer.text
         return answer.headers.get("etag") if answer.status_code == 200 else None
 
     def graphql(self, query: str, **variables: Any) -> dict[str, Any]:
         """Ask the Dagster UI's own interface."""
         answer = httpx.post(
-            f"{self.dagster}/graphql", json={"query": query, "variables": variables}, timeout=30, trust_env=False
+            f"{self.dagster}/graphql",
+            json={"query": query, "variables": variables},
+            timeout=patient(30),
+            trust_env=False,
         )
         value = answer.json()
         assert "errors" not in value, value
@@ -208,7 +199,7 @@ class Listener(threading.Thread):
         self._ended = threading.Event()
         self._url = url
         self.start()
-        assert self.opened.wait(10)
+        assert self.opened.wait(patient(30))
 
     def run(self) -> None:
         with httpx.Client(timeout=None, trust_env=False) as client, client.stream("GET", self._url) as answer:

@@ -11,12 +11,15 @@ import pytest
 
 from geo_assets.settings import Settings
 from geo_assets_tests.real_services import room, settings_of
+from geo_assets_tests.waiting import PATIENCE, patient
 
 STACKS = ("embedded", "production")
 
 PREFIX = "GEO_ASSETS_"
 
-KEPT = {"GEO_ASSETS_SERVICES", "GEO_ASSETS_BENCH_POSTGIS", "GEO_ASSETS_LAB", "GEO_ASSETS_LAB_CACHE"}
+KEPT = {
+    "GEO_ASSETS_SERVICES", "GEO_ASSETS_BENCH_POSTGIS", "GEO_ASSETS_LAB", "GEO_ASSETS_LAB_CACHE", PATIENCE
+}  # fmt: skip
 """Variables of tests and benchmarks themselves."""
 
 
@@ -102,7 +105,11 @@ def empty_room(settings: Settings, name: str) -> None:
         if keys:
             server.delete(*keys)
     admin = AdminClient({"bootstrap.servers": settings.kafka_servers or ""})
-    topics = [topic for topic in admin.list_topics(timeout=10).topics if topic.startswith(settings.kafka_topic_prefix)]
+    topics = [
+        topic
+        for topic in admin.list_topics(timeout=patient(30)).topics
+        if topic.startswith(settings.kafka_topic_prefix)
+    ]
     for deleted in (admin.delete_topics(topics) if topics else {}).values():
         deleted.result()
     store = open_tile_store(settings)

@@ -17,6 +17,7 @@ from dagster._core.storage.compute_log_manager import ComputeIOType
 from dagster_aws.s3.compute_log_manager import S3ComputeLogManager
 
 from geo_assets_tests.real_services import room, settings_of
+from geo_assets_tests.waiting import patient
 
 DEPLOYED = Path(__file__).parents[1] / "deploy/dagster.yaml"
 KEY = ["a-run", "compute_logs", "tiles"]
@@ -87,7 +88,7 @@ def test_what_a_run_prints_is_read_back_from_the_bucket_on_another_machine(
         assert b"one was slow" in data.stderr
         url = other.compute_log_manager.get_log_metadata(KEY).stdout_download_url
         assert url is not None
-        with urlopen(url, timeout=10) as answer:
+        with urlopen(url, timeout=patient(30)) as answer:
             assert answer.read() == b"built 7 tiles\n"
 
 

@@ -16,6 +16,7 @@ from dagster import DagsterInstance
 from geo_assets import catalog_reporter, dagster_databases, dagster_home
 from geo_assets.dagster_instance import instance_of
 from geo_assets.settings import Settings
+from geo_assets_tests.waiting import patient
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def test_processes_that_start_at_once_make_them_once_and_each_can_open_them(sett
         for _ in range(3)
     ]
     for one in started:
-        _, told = one.communicate(timeout=300)
+        _, told = one.communicate(timeout=patient(300))
         assert one.returncode == 0, told
     with DagsterInstance.from_config(str(folder)) as instance:
         assert instance.get_runs_count() == 0
@@ -58,7 +59,7 @@ def test_who_opens_the_instance_waits_for_whoever_makes_its_databases(settings: 
         time.sleep(1.0)
         assert not opened.is_set()
         assert not dagster_databases.made(folder)
-    other.join(120)
+    other.join(patient(120))
     assert opened.is_set()
     assert dagster_databases.made(folder)
 

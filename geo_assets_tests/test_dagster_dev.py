@@ -16,7 +16,8 @@ from geo_assets import dagster_home
 from geo_assets.dagster_dev import LONGEST_SOCKET, end_lost_runs, meeting_place
 from geo_assets.settings import Settings
 from geo_assets_tests.dagster_world import world
-from geo_assets_tests.running_platform import free_ports, until
+from geo_assets_tests.running_platform import free_ports
+from geo_assets_tests.waiting import patient, until
 
 LOCATIONS = """
 { workspaceOrError { ... on Workspace { locationEntries { name locationOrLoadError { __typename } } } } }
@@ -63,21 +64,23 @@ def test_ui_daemon_and_code_server_of_a_new_home_come_up_together_and_end_togeth
         def loaded() -> bool:
             assert process.poll() is None
             try:
-                answer = httpx.post(f"{url}/graphql", json={"query": LOCATIONS}, timeout=20, trust_env=False).json()
+                answer = httpx.post(
+                    f"{url}/graphql", json={"query": LOCATIONS}, timeout=patient(30), trust_env=False
+                ).json()
             except httpx.HTTPError:
                 return False
             (entry,) = answer["data"]["workspaceOrError"]["locationEntries"]
             assert entry["name"] == "geo_assets"
             return entry["locationOrLoadError"]["__typename"] == "RepositoryLocation"
 
-        until(loaded, 120, "the UI shows the definitions")
+        until(loaded, 120, why="the UI shows the definitions", every=0.2)
         children = psutil.Process(process.pid).children(recursive=True)
         # One that dies takes the others with it: the supervisor starts all of them again.
         next(child for child in children if "daemon" in child.cmdline()).kill()
-        assert process.wait(30) == 1
-        until(lambda: not any(child.is_running() for child in children), 10, "all of them ended")
+        assert process.wait(patient(30)) == 1
+        until(lambda: not any(child.is_running() for child in children), why="all of them ended", every=0.2)
         assert not (folder / "meeting").exists()
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
-            process.wait(30)
+            process.wait(patient(30))

@@ -19,10 +19,11 @@ SHELL = {
     "GEO_ASSETS_KAFKA_SERVERS": "127.0.0.1:1",
     "GEO_ASSETS_HOME": "/nowhere/of/theirs",
     "GEO_ASSETS_SERVICES": "/nowhere/services",
+    "GEO_ASSETS_TEST_PATIENCE": "4",
 }
 
 
-def test_the_shells_settings_are_forgotten_but_for_where_services_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shells_settings_are_forgotten_but_for_the_tests_own(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in SHELL.items():
         monkeypatch.setenv(name, value)
     forget_settings()
@@ -30,6 +31,7 @@ def test_the_shells_settings_are_forgotten_but_for_where_services_run(monkeypatc
     assert Settings().kafka_servers is None
     assert Settings().home == Path(".geo_assets")
     assert os.environ["GEO_ASSETS_SERVICES"] == "/nowhere/services"
+    assert os.environ["GEO_ASSETS_TEST_PATIENCE"] == "4"
 
 
 @pytest.mark.parametrize(
@@ -49,4 +51,4 @@ def test_tests_and_benchmarks_begin_without_the_shells_settings(code: str) -> No
         text=True,
         check=True,
     )
-    assert done.stdout.strip() == "['GEO_ASSETS_SERVICES']"
+    assert done.stdout.strip() == "['GEO_ASSETS_SERVICES', 'GEO_ASSETS_TEST_PATIENCE']"

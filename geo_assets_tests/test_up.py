@@ -22,8 +22,9 @@ from geo_assets.ports import tile_object
 from geo_assets.tiles.tile import Tile
 from geo_assets_tests.geofence_world import seen
 from geo_assets_tests.ordeal import LAYERS, ordeal
-from geo_assets_tests.running_platform import Listener, Platform, free_ports, paths, running, until
+from geo_assets_tests.running_platform import Listener, Platform, free_ports, paths, running
 from geo_assets_tests.stacks import STACKS, environment_of
+from geo_assets_tests.waiting import patient, until
 from geo_assets_tests.webhook import Webhook, webhook
 from geo_assets_tests.world import feature, settings_for, tiles_touched
 
@@ -108,7 +109,7 @@ def quiet(platform: Platform) -> None:
             tiles["dirty_live"] or tiles["dirty_backfill"] or any(tiles["owed"].values()) or any(status["lag"].values())
         )
 
-    until(nothing, 90, "nothing is dirty", every=1.0)
+    until(nothing, 90, why="nothing is dirty", every=1.0)
 
 
 def test_it_comes_up_with_a_city_its_catalog_and_a_command_to_try(up: Platform) -> None:
@@ -120,8 +121,8 @@ def test_it_comes_up_with_a_city_its_catalog_and_a_command_to_try(up: Platform) 
     assert stats["numFailed"] == 0
     for wanted in (up.tiles, up.dagster, f"{up.edge}/v1/features", "geo-assets", "edit-a-building.geojson"):
         assert wanted in up.text
-    assert httpx.get(f"{up.tiles}/", trust_env=False).status_code == 200
-    assert httpx.get(f"{up.tiles}/tiles.json", trust_env=False).json()["vector_layers"]
+    assert httpx.get(f"{up.tiles}/", trust_env=False, timeout=patient(30)).status_code == 200
+    assert httpx.get(f"{up.tiles}/tiles.json", trust_env=False, timeout=patient(30)).json()["vector_layers"]
 
 
 def test_an_edit_that_moves_a_building_changes_exactly_its_tiles(up: Platform) -> None:
@@ -145,7 +146,8 @@ def test_an_edit_that_moves_a_building_changes_exactly_its_tiles(up: Platform) -
     until(
         lambda: set(listener.tiles()) and set(listener.tiles()) == changed(before, published(up)),
         90,
-        "SSE named what changed",
+        why="SSE named what changed",
+        every=0.2,
     )
     print(f"posted to announced: {time.monotonic() - started:.1f} s")
     quiet(up)
@@ -191,9 +193,15 @@ def test_the_map_shows_an_edit_without_a_reload(up: Platform, new_page: Any, tmp
         lambda r: fetched.append(r.url.partition("/tiles/")[2].partition(".")[0]) if "/tiles/" in r.url else None,
     )
     page.goto(f"{up.tiles}/#17/{(south + north) / 2:.5f}/{(west + east) / 2:.5f}")
-    until(lambda: page.evaluate("() => Boolean(window.geoAssets?.map.areTilesLoaded())"), 60, "the map is drawn")
     until(
-        lambda: page.evaluate("() => document.getElementById('badge').dataset.live === 'open'"), 30, "the page listens"
+        lambda: page.evaluate("() => Boolean(window.geoAssets?.map.areTilesLoaded())"),
+        why="the map is drawn",
+        every=0.2,
+    )
+    until(
+        lambda: page.evaluate("() => document.getElementById('badge').dataset.live === 'open'"),
+        why="the page listens",
+        every=0.2,
     )
     page.evaluate("() => { window.stayed = true }")
     before = page.screenshot(path=str(tmp_path / "before.png"))
@@ -207,11 +215,15 @@ def test_the_map_shows_an_edit_without_a_reload(up: Platform, new_page: Any, tmp
         shapely.to_geojson(shapely.transform(shapely.from_wkb(stored.geometry), lambda xy: xy + shift))
     )
     up.post(again)
-    until(lambda: any(path.startswith("17/") for path in listener.tiles()), 90, "the change was announced")
+    until(
+        lambda: any(path.startswith("17/") for path in listener.tiles()), 90, why="the change was announced", every=0.2
+    )
     quiet(up)
     listener.close()
     until(
-        lambda: page.evaluate("() => window.geoAssets.map.areTilesLoaded()") and fetched, 20, "tiles were fetched again"
+        lambda: page.evaluate("() => window.geoAssets.map.areTilesLoaded()") and fetched,
+        why="tiles were fetched again",
+        every=0.2,
     )
     page.wait_for_timeout(1500)
     after = page.screenshot(path=str(tmp_path / "after.png"))
@@ -246,7 +258,7 @@ def test_the_same_version_with_other_content_is_a_dead_letter_that_names_the_con
     one = feature("conflict", 1, name="one")
     up.post(one, "--event-id", "conflict-base")
     up.post({**one, "properties": {"name": "another"}}, "--event-id", "conflict")
-    until(lambda: up.status()["dead_letters"].get("version_conflict"), 30, "the conflict is a dead letter")
+    until(lambda: up.status()["dead_letters"].get("version_conflict"), why="the conflict is a dead letter", every=0.2)
     assert "version_conflict" in up.command("dead-letters", "list", "--reason", "version_conflict").stdout
 
 
@@ -262,6 +274,7 @@ def test_a_wrong_signature_is_401_and_leaves_nothing_in_the_log(up: Platform) ->
             "webhook-signature": "v1,AAAA",
         },
         trust_env=False,
+        timeout=patient(30),
     )
     assert answer.status_code == 401
     assert answer.headers["content-type"] == "application/problem+json"
@@ -300,7 +313,7 @@ def test_selected_partitions_materialized_in_the_ui_are_reported(up: Platform) -
     until(
         lambda: status() in ("COMPLETED_SUCCESS", "COMPLETED", "COMPLETED_FAILED", "FAILED"),
         120,
-        "the backfill ended",
+        why="the backfill ended",
         every=1.0,
     )
     assert status() in ("COMPLETED_SUCCESS", "COMPLETED")
@@ -328,7 +341,7 @@ def test_an_object_that_is_gone_is_told_within_half_a_minute_of_the_check(up: Pl
         alerts = [alert for body in receiver.bodies for alert in body["alerts"] if alert["name"] == "tiles/integrity"]
         return next((alert for alert in alerts if lost.key in {one["subject"] for one in alert["failing"]}), None)
 
-    alert = until(told, 150, "the alert")
+    alert = until(told, 150, why="the alert", every=0.2)
     waited_s = time.time() - datetime.fromisoformat(alert["at"]).timestamp()
     assert waited_s < 30
     assert (alert["status"], alert["severity"]) == ("firing", "error")
@@ -360,8 +373,8 @@ def test_positions_have_the_sensor_start_a_routing_run_and_their_triggers_come(u
 
     at(3.0)
     # Until the run has begun, and the fence is in force, it says so again and again.
-    entered = until(lambda: at(0.0), 120, "ENTER", every=1.0)
-    left = until(lambda: len(told := at(3.0)) == 2 and told, 60, "EXIT", every=1.0)
+    entered = until(lambda: at(0.0), 120, why="ENTER", every=1.0)
+    left = until(lambda: len(told := at(3.0)) == 2 and told, why="EXIT", every=1.0)
     assert [state for _, state in left] == ["ENTER", "EXIT"]
     assert "depot" in entered[0][0]
     assert left[0][0] == left[1][0] == entered[0][0]
@@ -392,7 +405,7 @@ def test_a_killed_supervisor_leaves_nothing_that_the_next_start_does_not_end(tmp
     with running(tmp_path / "home") as platform:
         assert platform.process is not None
         platform.process.send_signal(signal.SIGKILL)
-        platform.process.wait(10)
+        platform.process.wait(patient(30))
         platform.lines.clear()
         platform.start()
         platform.wait_until_up()

@@ -32,7 +32,7 @@ class Webhook:
                 webhook.requests.append((self.path, {k.lower(): v for k, v in self.headers.items()}, body))
                 if webhook.drips:
                     self.wfile.write(b"HTTP/1.1 ")
-                    for digit in "200 OK and so on and on":
+                    for digit in "200 OK and so on and on" * 20:
                         self.wfile.write(digit.encode())
                         time.sleep(0.1)
                     return

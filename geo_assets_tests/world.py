@@ -18,6 +18,7 @@ from geo_assets.services.ingest import Ingest, Outcome
 from geo_assets.settings import Settings
 from geo_assets.stack import Stack
 from geo_assets.tiles.tile import Tile
+from geo_assets_tests.waiting import until
 from resources.event_log.protocol import NewRecord, Record
 from resources.ledger.protocol import TileState
 
@@ -189,6 +190,22 @@ class World:
         from geo_assets.services.dead_letters import list_dead_letters
 
         return [one.letter for one in list_dead_letters(self.stack.log)]
+
+
+def work_off(world: World, ingest: Ingest | None = None) -> None:
+    """Let ingest work until it has committed the end of the log: with a broker, a moment of nothing is no end.
+
+    Args:
+        world: Where.
+        ingest: Which; the world's own where it is None.
+    """
+
+    def at_the_end() -> bool:
+        (ingest or world.ingest).run_once(timeout_s=0.2)
+        committed = world.stack.log.committed(topics.INGEST_GROUP, topics.RAW)
+        return all(committed.get(p, 0) >= e.end for p, e in world.stack.log.extents(topics.RAW).items() if e.end)
+
+    until(at_the_end, why="ingest has committed the end of the log")
 
 
 def tiles_touched(geometries: Iterable[Any], zooms: Sequence[int], buffer: float) -> set[str]:

@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 
 from geo_assets_tests.deploy.examples import DEPLOY
 from geo_assets_tests.needs import missing
+from geo_assets_tests.waiting import patient
 
 ROOT = DEPLOY.parent
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
@@ -188,7 +189,9 @@ def test_a_slim_target_starts_with_what_its_extras_bring(target: str) -> None:
     code += f"import {SLIM[target]}, geo_assets.ports, resources.event_log.kafka, resources.ledger.postgres\n"
     code += f"from geo_assets.cli import app\napp([{role!r}, '--help'])"
 
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=patient(120), check=False
+    )
 
     assert said.returncode == 0, said.stderr
     assert "Usage" in said.stdout

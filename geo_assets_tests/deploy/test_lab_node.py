@@ -30,6 +30,7 @@ from deploy.lab.node.probes import (
 )
 from deploy.lab.node.proxy import Proxy, Turn, routes
 from deploy.lab.node.quantities import amount
+from geo_assets_tests.waiting import patient
 from scripts.local_services.processes import free_ports
 
 ADDRESS = "127.90.0.7"
@@ -120,7 +121,7 @@ def test_a_startup_probe_asks_no_more_once_it_passed() -> None:
 
     prober = Prober(STARTUP, {"periodSeconds": 0.01}, ask, lambda prober, message: asked.append(message))
     prober.start()
-    prober.join(30)
+    prober.join(patient(30))
     assert not prober.is_alive()
     assert asked == ["not yet", None]
     assert prober.state.passed
@@ -231,7 +232,7 @@ def proxy() -> Iterator[Proxy]:
 
 
 def said_by(where: tuple[str, int]) -> bytes:
-    with socket.create_connection(where, timeout=10) as client:
+    with socket.create_connection(where, timeout=patient(30)) as client:
         client.sendall(b"?\n")
         parts = []
         while part := client.recv(65536):
@@ -267,7 +268,7 @@ def test_an_open_connection_stays_where_it_is_when_its_endpoint_is_ready_no_more
     (port,) = free_ports(1)
     with socket.create_server(("127.0.0.1", 0)) as server:
         proxy.set_routes({("127.0.0.1", port): [server.getsockname()]})
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        with socket.create_connection(("127.0.0.1", port), timeout=patient(30)) as client:
             inside, _ = server.accept()
             proxy.set_routes({("127.0.0.1", port): []})
             with inside:

@@ -29,6 +29,7 @@ from geo_assets.events.signature import sign
 from geo_assets_tests.deploy.examples import DEPLOY
 from geo_assets_tests.needs import missing
 from geo_assets_tests.own_redis import free_port
+from geo_assets_tests.waiting import patient, until
 from geo_assets_tests.world import LAYERS, SOURCES, feature
 
 pytestmark = pytest.mark.timeout(600)
@@ -55,7 +56,9 @@ def program(name: str) -> str:
 
 
 def promtool(*arguments: str | Path) -> str:
-    done = subprocess.run([program("promtool"), *map(str, arguments)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [program("promtool"), *map(str, arguments)], capture_output=True, text=True, timeout=patient(120)
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -217,7 +220,7 @@ class Prometheus:
         self.url, self.families = url, families
 
     def get(self, path: str, **query: str) -> Any:
-        answer = httpx.get(f"{self.url}/api/v1/{path}", params=query, timeout=10, trust_env=False).json()
+        answer = httpx.get(f"{self.url}/api/v1/{path}", params=query, timeout=patient(30), trust_env=False).json()
         assert answer["status"] == "success", answer
         return answer["data"]
 
@@ -234,7 +237,7 @@ def process(command: list[str], environment: dict[str, str], log: Path) -> Itera
     finally:
         running.terminate()
         try:
-            running.wait(timeout=15)
+            running.wait(timeout=patient(30))
         except subprocess.TimeoutExpired:
             running.kill()
             running.wait()
@@ -265,7 +268,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     me = [sys.executable, "-m", "geo_assets.cli"]
     with ExitStack() as running:
         # One of them makes the files that all of them use.
-        subprocess.run([*me, "migrate"], env=environment, check=True, capture_output=True, timeout=120)
+        subprocess.run([*me, "migrate"], env=environment, check=True, capture_output=True, timeout=patient(120))
         for name in ("edge", "ingest", "tiles"):
             running.enter_context(process([*me, name], environment, folder / f"{name}.log"))
         route = [*me, "route", "--metrics-port", str(ports["routing"])]
@@ -301,22 +304,22 @@ def _traffic(ports: dict[str, int]) -> None:
         headers = sign(SECRET, f"m{number}", int(time.time()), body)
         headers |= {"x-source": "city", "content-type": "application/geo+json"}
         url = f"http://127.0.0.1:{ports['edge']}/v1/features"
-        assert httpx.post(url, content=body, headers=headers, trust_env=False).status_code == 202
+        assert httpx.post(url, content=body, headers=headers, trust_env=False, timeout=patient(30)).status_code == 202
     for path in ("tiles/14/9327/4741.mvt", "tiles.json"):
-        httpx.get(f"http://127.0.0.1:{ports['tiles']}/{path}", trust_env=False)
+        httpx.get(f"http://127.0.0.1:{ports['tiles']}/{path}", trust_env=False, timeout=patient(30))
 
 
 def _wait(done: Any, what: str, folder: Path) -> None:
-    until = time.monotonic() + 180
+    deadline = time.monotonic() + patient(180)
     while True:
         try:
             if done():
                 return
         except (httpx.TransportError, json.JSONDecodeError):
             pass
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             logs = "\n".join(f"-- {log.name}\n{log.read_text()[-1_500:]}" for log in sorted(folder.glob("*.log")))
-            raise AssertionError(f"not within 180 s: {what}\n{logs}")
+            raise AssertionError(f"not within {patient(180):g} s: {what}\n{logs}")
         time.sleep(0.3)
 
 
@@ -367,9 +370,7 @@ def test_every_rule_is_evaluated_and_none_fires_on_a_sound_platform(prometheus: 
         groups = prometheus.get("rules")["groups"]
         return {(rule["name"], rule["health"]) for group in groups for rule in group["rules"]}
 
-    until = time.monotonic() + 20
-    while ({word for _, word in health()} != {"ok"}) and time.monotonic() < until:
-        time.sleep(0.3)
+    until(lambda: {word for _, word in health()} == {"ok"}, why="every rule was evaluated", every=0.3)
     assert health() == {(rule["alert"], "ok") for rule in rules()}
     firing = prometheus.value('ALERTS{alertstate="firing"}')
     assert [one["metric"]["alertname"] for one in firing] == []

@@ -26,8 +26,8 @@ from geo_assets.events.signature import sign
 from geo_assets.settings import Settings
 from geo_assets.stack import Stack
 from geo_assets_tests.real_services import NEEDS, folder, found
-from geo_assets_tests.running_platform import until
 from geo_assets_tests.stacks import environment_of, settings_from
+from geo_assets_tests.waiting import patient, until
 from geo_assets_tests.webhook import Webhook, webhook
 from scripts.local_services.services import Services
 
@@ -87,7 +87,7 @@ class Kubectl:
 
     def wait(self, function: Callable[[], Any], seconds: float = 60, what: str = "it happens") -> Any:
         """The first true answer; an assertion that names what did not come."""
-        return until(function, seconds, what, every=0.5)
+        return until(function, seconds, why=what, every=0.5)
 
     def stop_api(self) -> None:
         """Kill the API server, as a machine that loses power does."""
@@ -133,7 +133,7 @@ class Cluster(Kubectl):
     def graphql(self, query: str, **variables: Any) -> dict[str, Any]:
         """Ask Dagster's own interface."""
         url = f"{self.url('dagster-webserver')}/graphql"
-        answer = httpx.post(url, json={"query": query, "variables": variables}, timeout=60, trust_env=False)
+        answer = httpx.post(url, json={"query": query, "variables": variables}, timeout=patient(60), trust_env=False)
         value = answer.json()
         assert "errors" not in value, value
         return value["data"]
@@ -148,7 +148,7 @@ class Cluster(Kubectl):
             **sign(SECRET, webhook_id, int(time.time()), content),
         }
         url = f"{self.url('edge')}/v1/{kind}"
-        return httpx.post(url, content=content, headers=headers, timeout=30, trust_env=False)
+        return httpx.post(url, content=content, headers=headers, timeout=patient(30), trust_env=False)
 
     def command(self, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
         """Run the command line in a running pod of the code server, with its settings and its image."""
@@ -159,7 +159,7 @@ class Cluster(Kubectl):
         """Run a command in a pod's first container."""
         return subprocess.run(
             ["runc", "--root", str(self.lab.folder / NODE / "runc"), "exec", self._container(pod), *command],
-            input=stdin, capture_output=True, text=True, check=False, timeout=300,
+            input=stdin, capture_output=True, text=True, check=False, timeout=patient(300),
         )  # fmt: skip
 
     def kill(self, pod: str) -> None:
@@ -212,7 +212,9 @@ class Cluster(Kubectl):
     def wait_until_ready(self, seconds: float = 300) -> None:
         """Wait until every Deployment has all its pods, of its newest version and ready."""
         for name in DEPLOYMENTS:
-            self.kubectl("rollout", "status", f"deployment/{name}", "-n", NAMESPACE, f"--timeout={seconds:.0f}s")
+            self.kubectl(
+                "rollout", "status", f"deployment/{name}", "-n", NAMESPACE, f"--timeout={patient(seconds):.0f}s"
+            )
 
     def why(self) -> str:
         """What pods are and what happened to them, for a test that fails."""
@@ -337,7 +339,9 @@ def roll_out(cluster: Cluster, folder: Path) -> None:
     apply = ["apply", "-k", str(overlay)]
     cluster.kubectl(*apply, "-l", "geo-assets/step=prepare")
     cluster.kubectl(*apply, "-l", "geo-assets/step=migrate")
-    cluster.kubectl("wait", "--for=condition=complete", "job/migrate", "-n", NAMESPACE, "--timeout=180s")
+    cluster.kubectl(
+        "wait", "--for=condition=complete", "job/migrate", "-n", NAMESPACE, f"--timeout={patient(180):.0f}s"
+    )
     cluster.kubectl(*apply, "-l", "geo-assets/step=serve")
     cluster.wait_until_ready()
 

@@ -26,6 +26,7 @@ from geo_assets_tests.deploy.manifests import (
     with_components,
 )
 from geo_assets_tests.k8s.deployed import Kubectl
+from geo_assets_tests.waiting import patient
 
 pytestmark = pytest.mark.k8s
 
@@ -309,7 +310,12 @@ def definitions() -> list[Path]:
     for module, files in DEFINITIONS.items():
         # Outside the checkout: it asks for a module, and there is none to note it in.
         done = subprocess.run(
-            [go, "mod", "download", "-json", module], cwd="/", capture_output=True, text=True, check=False, timeout=300
+            [go, "mod", "download", "-json", module],
+            cwd="/",
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=patient(300),
         )
         told = json.loads(done.stdout or "{}")
         if done.returncode or "Dir" not in told:
@@ -326,7 +332,7 @@ def with_operators(api: Kubectl) -> Iterator[Kubectl]:
     try:
         # Too large for the annotation that a client's `apply` would write.
         api.kubectl("create", *given)
-        api.kubectl("wait", "--for=condition=Established", "--timeout=60s", *given)
+        api.kubectl("wait", "--for=condition=Established", f"--timeout={patient(60):.0f}s", *given)
         # What knows of a kind is brought up to date a moment later.
         api.wait(lambda: "ScaledObject" in api.kubectl("api-resources", "--no-headers"), 60, "the kinds are known")
         yield api

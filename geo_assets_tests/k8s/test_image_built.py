@@ -19,6 +19,7 @@ import pytest
 
 from geo_assets_tests.deploy.examples import DEPLOY
 from geo_assets_tests.needs import missing
+from geo_assets_tests.waiting import patient
 
 pytestmark = pytest.mark.k8s
 
@@ -84,7 +85,7 @@ class Image:
         (bundle / "config.json").write_text(json.dumps(spec))
         return subprocess.run(
             ["runc", "--root", str(folder / "runc"), "run", "--bundle", str(bundle), name],
-            capture_output=True, text=True, timeout=300, check=False,
+            capture_output=True, text=True, timeout=patient(300), check=False,
         )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from geo_assets.tiles.decode import decode
 from geo_assets.tiles.tile import Tile
 from geo_assets_tests.k8s.asking import square, tiles_of
 from geo_assets_tests.k8s.deployed import DEPLOYMENTS, NAMESPACE, Cluster
+from geo_assets_tests.waiting import patient
 
 pytestmark = [pytest.mark.k8s, pytest.mark.timeout(900)]
 
@@ -94,13 +95,13 @@ class Viewer(threading.Thread):
             url = self._urls[number % len(self._urls)]
             number += 1
             try:
-                self.answers[str(httpx.get(url, trust_env=False, timeout=30).status_code)] += 1
+                self.answers[str(httpx.get(url, trust_env=False, timeout=patient(30)).status_code)] += 1
             except httpx.TransportError as fault:
                 self.answers[type(fault).__name__] += 1
 
     def end(self) -> Counter[str]:
         self._ended.set()
-        self.join(60)
+        self.join(patient(60))
         return self.answers
 
 
@@ -116,7 +117,7 @@ def test_a_roll_out_of_everything_during_edits_loses_nothing_and_the_map_is_ther
     cluster.kubectl("rollout", "restart", *(f"deployment/{name}" for name in DEPLOYMENTS), "-n", NAMESPACE)
     cluster.wait_until_ready()
     under_way = editor.is_alive()
-    editor.join(300)
+    editor.join(patient(300))
     assert editor.fault is None
     assert len(editor.last) == BUILDINGS
     assert not editor.is_alive()
@@ -151,7 +152,7 @@ def quiet(cluster: Cluster) -> bool:
 
 def names_in(cluster: Cluster, tile: Tile) -> list[Any]:
     """The names of what a tile shows, as it is served; none is there twice."""
-    answer = httpx.get(f"{cluster.url('tiles')}/tiles/{tile.path}.mvt", trust_env=False, timeout=30)
+    answer = httpx.get(f"{cluster.url('tiles')}/tiles/{tile.path}.mvt", trust_env=False, timeout=patient(30))
     assert answer.status_code == 200, tile.path
     found = [feature for layer in decode(answer.content) for feature in layer.features]
     assert len({feature.id for feature in found}) == len(found)

@@ -33,6 +33,7 @@ from geo_assets_tests.k8s.asking import (
     words,
 )
 from geo_assets_tests.k8s.deployed import NAMESPACE, Cluster
+from geo_assets_tests.waiting import patient
 
 pytestmark = [pytest.mark.k8s, pytest.mark.timeout(900)]
 
@@ -77,7 +78,9 @@ def test_an_edit_is_built_by_a_run_that_the_sensor_asked_for(cluster: Cluster) -
     assert cluster.post(square("by-a-run", lon, lat)).status_code == 202
     tile = mercantile.tile(lon + 0.0002, lat + 0.0002, 16)
     url = f"{cluster.url('tiles')}/tiles/{tile.z}/{tile.x}/{tile.y}.mvt"
-    cluster.wait(lambda: httpx.get(url, trust_env=False).status_code == 200, 180, "the tile is served")
+    cluster.wait(
+        lambda: httpx.get(url, trust_env=False, timeout=patient(30)).status_code == 200, 180, "the tile is served"
+    )
 
     run = build_runs(cluster, before)[-1]
     cluster.wait(lambda: status(cluster, run["runId"]) == "SUCCESS", 60, "the run ends well")
@@ -265,7 +268,9 @@ def without_secret(cluster: Cluster, name: str) -> Iterator[None]:
 def test_the_janitors_cronjob_runs_with_its_account_in_its_pod(cluster: Cluster) -> None:
     name = f"janitor-{time.time_ns()}"
     cluster.kubectl("create", "job", name, "--from=cronjob/janitor", "-n", NAMESPACE)
-    cluster.kubectl("wait", "--for=condition=complete", f"job/{name}", "-n", NAMESPACE, "--timeout=120s")
+    cluster.kubectl(
+        "wait", "--for=condition=complete", f"job/{name}", "-n", NAMESPACE, f"--timeout={patient(120):.0f}s"
+    )
     cluster.kubectl("delete", "job", name, "-n", NAMESPACE)
 
 

@@ -18,6 +18,7 @@ from geo_assets_tests.geofence_world import seen
 from geo_assets_tests.k8s.asking import ENDED, end, job, launch, pods, runs, square, status
 from geo_assets_tests.k8s.deployed import Cluster
 from geo_assets_tests.running_platform import Listener
+from geo_assets_tests.waiting import patient
 
 pytestmark = [pytest.mark.k8s, pytest.mark.timeout(900)]
 
@@ -43,7 +44,7 @@ def tile_at(lon: float, lat: float, zoom: int = 16) -> Tile:
 
 def fetched(cluster: Cluster, tile: Tile) -> bytes | None:
     """A tile through the service's proxy; None while it is empty."""
-    answer = httpx.get(f"{cluster.url('tiles')}/tiles/{tile.path}.mvt", trust_env=False, timeout=30)
+    answer = httpx.get(f"{cluster.url('tiles')}/tiles/{tile.path}.mvt", trust_env=False, timeout=patient(30))
     assert answer.status_code in (200, 204), answer.text
     return answer.content if answer.status_code == 200 else None
 

@@ -13,6 +13,7 @@ from geo_assets.kubernetes import api
 from geo_assets.kubernetes.api import RUN_LABEL, ApiAway, ApiRefused, Jobs, pause_s
 from geo_assets.kubernetes.run_launcher import judge
 from geo_assets_tests.kubernetes.api_stand_in import StandIn, fault, stand_in
+from geo_assets_tests.waiting import patient
 
 RUN = "0b7c5e6a-5b52-4d8b-9a54-1f1b8ad6a001"
 NAME = f"dagster-run-{RUN}"
@@ -30,8 +31,8 @@ def server() -> Iterator[StandIn]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(api, "CONNECT_S", 1.0)
-    monkeypatch.setattr(api, "READ_S", 0.5)
+    monkeypatch.setattr(api, "CONNECT_S", patient(5))
+    monkeypatch.setattr(api, "READ_S", patient(5))
 
 
 def a_job(run: str = RUN) -> V1Job:
@@ -83,7 +84,10 @@ def test_an_api_that_nobody_serves_leaves_runs_alone() -> None:
     assert health(Jobs(host=host)) is WorkerStatus.RUNNING
 
 
-def test_an_api_that_hangs_is_asked_once_and_leaves_runs_alone(server: StandIn) -> None:
+def test_an_api_that_hangs_is_asked_once_and_leaves_runs_alone(
+    server: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "READ_S", 0.5)
     server.answer = lambda _asked: (server.hanging.wait(20), (200, stored()))[1]
 
     assert health(Jobs(host=server.host)) is WorkerStatus.RUNNING
@@ -119,9 +123,10 @@ def test_a_launch_outlasts_an_api_server_that_is_replaced(server: StandIn) -> No
     assert [one.method for one in server.asked] == ["POST"] * 5
 
 
-def test_a_creation_that_timed_out_and_happened_is_a_success(server: StandIn) -> None:
+def test_a_creation_that_timed_out_and_happened_is_a_success(server: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "READ_S", 1.0)
     server.answer = lambda asked: (
-        ((server.hanging.wait(2), None)[1] if len(server.asked) == 1 else EXISTS)
+        ((server.hanging.wait(20), None)[1] if len(server.asked) == 1 else EXISTS)
         if asked.method == "POST"
         else (200, stored())
     )

@@ -21,6 +21,7 @@ from geo_assets_tests.resources.guard_processes import (
     die_holding_a_lease,
     set_when_told,
 )
+from geo_assets_tests.waiting import patient
 from resources.guard.protocol import Guard, Lease
 
 spawn = multiprocessing.get_context("spawn")
@@ -237,10 +238,10 @@ class GuardContract:
         ready = spawn.Event()
         process = spawn.Process(target=die_holding_a_lease, args=(harness.open_elsewhere, name, ready))
         process.start()
-        assert ready.wait(60)
+        assert ready.wait(patient(60))
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
-        process.join(10)
+        process.join(patient(30))
         guard = harness.open_elsewhere()
         assert guard.get(name) == "kept"
         assert guard.acquire(name, "b", 60) is None
@@ -368,8 +369,8 @@ def together(work: Callable[..., None], open_guard: Callable[[], Guard], name: s
     processes = [spawn.Process(target=work, args=(open_guard, name, n, barrier, results)) for n in range(3)]
     for process in processes:
         process.start()
-    found = [results.get(timeout=60) for _ in processes]
+    found = [results.get(timeout=patient(60)) for _ in processes]
     for process in processes:
-        process.join(20)
+        process.join(patient(30))
         assert process.exitcode == 0
     return found

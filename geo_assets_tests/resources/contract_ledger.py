@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from geo_assets_tests.waiting import patient
 from resources.ledger.protocol import (
     Commit,
     Failure,
@@ -859,7 +860,8 @@ class LedgerContract:
         each = (time.perf_counter() - began) / len(single)
         began = time.perf_counter()
         through(together)
-        # 20,000 were measured at 2.0 s together: a round trip a row, or a scan of the table for each, would show.
+        # Against the same machine under the same load, and no limit in seconds: a round trip a row, or a scan of the
+        # table for each, would show. With Postgres 0.03 to 0.08 of it were measured.
         assert (time.perf_counter() - began) / len(together) < each / 3
         assert ledger.counts().published == len(keys)
 
@@ -894,7 +896,7 @@ for i in range(0, len(keys), 10):
 print(json.dumps(sorted(set(mine))))
 """
         processes = [run_elsewhere(opening, code.replace("str(id(ledger))", repr(f"p{i}"))) for i in range(3)]
-        taken = [json.loads(process.communicate(timeout=60)[0]) for process in processes]
+        taken = [json.loads(process.communicate(timeout=patient(60))[0]) for process in processes]
         assert sum(map(len, taken)) == len(set(itertools.chain(*taken))) > 0
 
     def test_rule_5_a_process_killed_while_it_commits_leaves_whole_commits_only(

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from geo_assets_tests.resources.tile_store_processes import put_and_delete, put_large_ones_until_killed
+from geo_assets_tests.waiting import patient
 from resources.tile_store.protocol import InvalidName, StoredObject, TileStore
 
 spawn = multiprocessing.get_context("spawn")
@@ -257,7 +258,7 @@ class TileStoreContract:
         for process in processes:
             process.start()
         for process in processes:
-            process.join(120)
+            process.join(patient(120))
             assert process.exitcode == 0
         store = harness.open()
         assert [o.name for o in store.list()] == [f"shared/deep/p{n}-kept" for n in range(3)]
@@ -269,11 +270,11 @@ class TileStoreContract:
             going = spawn.Event()
             process = spawn.Process(target=put_large_ones_until_killed, args=(harness.open, f"k{attempt}", going))
             process.start()
-            assert going.wait(60)
+            assert going.wait(patient(60))
             time.sleep(0.011 * (attempt + 1))
             assert process.pid is not None
             os.kill(process.pid, signal.SIGKILL)
-            process.join(10)
+            process.join(patient(30))
         found = list(store.list())
         assert found
         assert {o.size for o in found} == {1_000_000}

@@ -6,19 +6,20 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from geo_assets_tests.waiting import patient
 from resources.guard.protocol import Guard
 
 
 def set_when_told(open_guard: Callable[[], Guard], name: str, number: int, barrier: Any, results: Any) -> None:
     guard = open_guard()
-    barrier.wait(60)
+    barrier.wait(patient(60))
     results.put({f"{name}-{n}": guard.set_if_absent(f"{name}-{n}", str(number), 600) for n in range(200)})
     guard.close()
 
 
 def acquire_when_told(open_guard: Callable[[], Guard], name: str, number: int, barrier: Any, results: Any) -> None:
     guard = open_guard()
-    barrier.wait(60)
+    barrier.wait(patient(60))
     leases = {f"{name}-{n}": guard.acquire(f"{name}-{n}", f"owner-{number}", 600) for n in range(100)}
     results.put({key: None if lease is None else lease.token for key, lease in leases.items()})
     guard.close()

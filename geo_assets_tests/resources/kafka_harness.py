@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from geo_assets_tests.real_services import room, settings_of
+from geo_assets_tests.waiting import patient, until
 from resources.event_log.kafka import KafkaEventLog
 from resources.event_log.kafka_options import KafkaOptions
 from resources.event_log.protocol import EventLog
@@ -34,13 +34,10 @@ def admin_of(servers: str) -> Any:
 
 def delete_topics(servers: str, *, prefix: str = "", name: str = "") -> None:
     admin = admin_of(servers)
-    found = [t for t in admin.list_topics(timeout=20).topics if t == name or (prefix and t.startswith(prefix))]
+    found = [t for t in admin.list_topics(timeout=patient(30)).topics if t == name or (prefix and t.startswith(prefix))]
     for future in admin.delete_topics(found).values() if found else ():
-        future.result(timeout=20)
-    deadline = time.monotonic() + 20
-    while set(found) & set(admin.list_topics(timeout=20).topics):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+        future.result(timeout=patient(30))
+    until(lambda: not set(found) & set(admin.list_topics(timeout=patient(30)).topics), why="the topics are gone")
 
 
 def delete_topic(log: EventLog, topic: str) -> None:
@@ -57,7 +54,7 @@ def expire(log: EventLog, topic: str) -> None:
     ends = [TopicPartition(full, number, extent.end) for number, extent in log.extents(topic).items()]
     admin = admin_of(log.options.servers)
     for future in admin.delete_records(ends).values():
-        future.result(timeout=20)
+        future.result(timeout=patient(30))
 
 
 def add_partitions(options: KafkaOptions, topic: str, total: int) -> None:
@@ -66,4 +63,4 @@ def add_partitions(options: KafkaOptions, topic: str, total: int) -> None:
 
     admin = admin_of(options.servers)
     for future in admin.create_partitions([NewPartitions(options.topic_prefix + topic, total)]).values():
-        future.result(timeout=20)
+        future.result(timeout=patient(30))

@@ -25,6 +25,7 @@ from geo_assets_tests.resources.log_processes import (
     open_and_append,
     open_in_a_folder_without_permission,
 )
+from geo_assets_tests.waiting import patient, until
 from resources.event_log.bells import Bells
 from resources.event_log.murmur2 import murmur2, partition_of
 from resources.event_log.protocol import EventLog, LogError, LogUnavailable, NewRecord, StaleEpoch, TopicSpec
@@ -177,7 +178,7 @@ def test_another_process_hears_an_append_to_its_topics_and_no_other(log: SqliteE
 
     writer = spawn.Process(target=append_in_another_process, args=(elsewhere, "t", "a", 1))
     writer.start()
-    assert ear.wait(60)
+    assert ear.wait(patient(60))
     writer.join()
     assert not neighbour.wait(0)
 
@@ -196,8 +197,8 @@ def test_where_no_bell_is_heard_records_of_other_processes_are_found_all_the_sam
     elsewhere = functools.partial(SqliteEventLog, tmp_path / "log.db")
     writer = spawn.Process(target=append_in_another_process, args=(elsewhere, "t", "a", 1))
     writer.start()
-    assert len(consumer.poll(timeout_s=60)) == 1
-    assert len(follower.take(10, 60)) == 1
+    assert len(consumer.poll(timeout_s=patient(60))) == 1
+    assert len(follower.take(10, patient(60))) == 1
     writer.join()
     consumer.close()
 
@@ -209,7 +210,7 @@ def test_a_bell_that_cannot_be_rung_costs_no_append(tmp_path: Path) -> None:
     assert log.ear(["t"]) is None
     consumer = log.consumer("g", ["t"])
     log.append([NewRecord("t", "k", b"here")])
-    assert [record.value for record in consumer.poll(timeout_s=10)] == [b"here"]
+    assert [record.value for record in consumer.poll(timeout_s=patient(30))] == [b"here"]
     consumer.close()
     log.close()
 
@@ -223,7 +224,7 @@ def test_an_interrupted_caller_leaves_the_others_their_commit(
     def interrupted_once(group: Any) -> None:
         if not inside.is_set():
             inside.set()
-            go.wait(10)
+            go.wait(patient(30))
             raise KeyboardInterrupt
         commit(group)
 
@@ -239,13 +240,13 @@ def test_an_interrupted_caller_leaves_the_others_their_commit(
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     threads[0].start()
-    assert inside.wait(10)
+    assert inside.wait(patient(30))
     for thread in threads[1:]:
         thread.start()
     time.sleep(0.1)
     go.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(patient(30))
     assert sorted(outcomes) == ["interrupted", "stored", "stored", "stored"]
     assert len(read_all(log, "t")) == 3
 
@@ -255,7 +256,8 @@ def test_a_waiting_poll_costs_next_to_no_cpu(log: SqliteEventLog) -> None:
     consumer.poll(timeout_s=0)
     began = time.process_time()
     consumer.poll(timeout_s=2)
-    assert time.process_time() - began < 0.3
+    # Of two seconds; whoever looks again and again takes all of them.
+    assert time.process_time() - began < 1.0
     consumer.close()
 
 
@@ -268,7 +270,7 @@ def test_a_killed_member_is_noticed_long_before_its_session_ends(tmp_path: Path)
         "c = SqliteEventLog(sys.argv[1], session_timeout_s=60).consumer('g', ['t'])\nc.poll(timeout_s=0)\n"
         "assert len(c.assignment()) == 4\nos.kill(os.getpid(), 9)"
     )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "log.db")], cwd=root, check=False, timeout=60)
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "log.db")], cwd=root, check=False, timeout=patient(60))
     consumer = log.consumer("g", ["t"])
     consumer.poll(timeout_s=0)
     assert len(consumer.assignment()) == 4
@@ -292,17 +294,14 @@ def test_a_stuck_member_loses_its_partitions_after_the_longest_poll_interval(tmp
     log.append([NewRecord("t", "k", b"")])
     stuck, other = log.consumer("g", ["t"]), log.consumer("g", ["t"])
     records = drain(stuck, 1, seconds=1) or drain(other, 1, seconds=1)
-    deadline = time.monotonic() + 20
-    while len(other.assignment()) < 4:
-        assert time.monotonic() < deadline
-        other.poll(timeout_s=0.1)
+    until(lambda: (other.poll(timeout_s=0.1), len(other.assignment()) == 4)[-1], why="it loses its partitions")
     stuck.commit(after(records))
     assert log.committed("g", "t") == {}
     # It comes back when it polls again.
-    while not stuck.assignment():
-        assert time.monotonic() < deadline
-        stuck.poll(timeout_s=0.05)
-        other.poll(timeout_s=0.05)
+    until(
+        lambda: (stuck.poll(timeout_s=0.05), other.poll(timeout_s=0.05), stuck.assignment())[-1],
+        why="it has partitions again",
+    )
     stuck.close()
     other.close()
     log.close()
@@ -316,10 +315,7 @@ def test_a_consumer_that_is_dropped_without_closing_stops_its_heartbeat(log: Sql
     closed = consumer._closed
     del consumer
     closed.set()
-    deadline = time.monotonic() + 10
-    while threading.active_count() > before:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: threading.active_count() <= before, why="its heartbeat has ended")
 
 
 def test_a_locked_file_is_unavailable_and_works_again_later(tmp_path: Path) -> None:
@@ -343,8 +339,8 @@ def test_a_full_disk_is_unavailable_and_what_was_acknowledged_is_there_when_ther
     opener = functools.partial(SqliteEventLog, tmp_path / "log.db")
     process = spawn.Process(target=append_on_a_full_disk, args=(opener, results))
     process.start()
-    stored, failed = results.get(timeout=60)
-    process.join(20)
+    stored, failed = results.get(timeout=patient(60))
+    process.join(patient(30))
     assert failed > 0
     records = read_all(log, "t")
     assert (len(records), records[-1].value) == (stored + 1, b"after")
@@ -358,8 +354,8 @@ def test_a_folder_that_cannot_be_written_gives_one_clear_line(tmp_path: Path) ->
     results = spawn.Queue()
     process = spawn.Process(target=open_in_a_folder_without_permission, args=(str(folder), results))
     process.start()
-    messages = [results.get(timeout=60) for _ in range(2)]
-    process.join(20)
+    messages = [results.get(timeout=patient(60)) for _ in range(2)]
+    process.join(patient(30))
     folder.chmod(0o755)
     if "cannot" in messages:
         pytest.skip("this process cannot give up root's powers")
@@ -441,7 +437,7 @@ def test_processes_that_start_at_once_on_an_empty_home_all_open_it(tmp_path: Pat
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(patient(60))
         assert process.exitcode == 0
     log = SqliteEventLog(path)
     assert len(read_all(log, "t")) == 4

@@ -24,6 +24,7 @@ from geo_assets_tests.resources.contract_feature_store import (
     no_plan,
     upsert,
 )
+from geo_assets_tests.waiting import patient
 from resources.feature_store.geopackage import GeoPackageStore
 from resources.feature_store.gpkg_geometry import to_blob, wkb_of
 from resources.feature_store.protocol import FeatureStoreError, FeatureStoreUnavailable
@@ -235,7 +236,7 @@ def test_many_processes_may_make_the_file_at_once(path: Path, opening: str) -> N
         subprocess.Popen([sys.executable, "-c", code], env=environment, text=True, stdout=subprocess.PIPE)
         for _ in range(3)
     ]
-    assert [process.communicate(timeout=60)[0].strip() for process in processes] == ["0"] * 3
+    assert [process.communicate(timeout=patient(60))[0].strip() for process in processes] == ["0"] * 3
 
 
 def test_a_tile_of_zoom_0_does_not_walk_what_shows_only_deeper(path: Path) -> None:

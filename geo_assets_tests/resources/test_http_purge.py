@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from geo_assets_tests.own_redis import free_port
+from geo_assets_tests.waiting import patient
 from resources.purge.http import HttpPurge
 from resources.purge.protocol import Purge, PurgeMisconfigured
 
@@ -165,18 +166,19 @@ def test_a_cache_that_is_not_there_costs_nothing_and_is_left_alone_for_a_while(c
     began = time.monotonic()
     for _ in range(20):
         assert purge.purge(urls(10)) == urls(10)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < patient(10)
     assert len(cache.asked) == 200
     purge.close()
 
 
 def test_a_cache_that_does_not_answer_costs_its_timeout_once_then_nothing_until_it_has_rested(cache: Cache) -> None:
     now = 0.0
-    purge = HttpPurge([cache.url], timeout_s=0.3, rest_s=5, clock=lambda: now)
-    cache.slow_s = 1
+    purge = HttpPurge([cache.url], timeout_s=1.0, rest_s=5, clock=lambda: now)
+    cache.slow_s = 3
     began = time.monotonic()
     assert purge.purge(urls(100)) == urls(100)
-    assert time.monotonic() - began < 1
+    # Once, and not for every one of them.
+    assert time.monotonic() - began < patient(8)
     cache.slow_s = 0
     asked = len(cache.asked)
     assert asked <= 8
@@ -188,12 +190,13 @@ def test_a_cache_that_does_not_answer_costs_its_timeout_once_then_nothing_until_
 
 
 def test_a_slow_cache_costs_no_more_than_the_budget(cache: Cache) -> None:
-    purge = HttpPurge([cache.url], budget_s=0.3, at_once=2)
+    purge = HttpPurge([cache.url], budget_s=1.0, at_once=2)
     cache.slow_s = 0.1
     began = time.monotonic()
     failed = purge.purge(urls(100))
-    assert time.monotonic() - began < 0.7
-    assert 80 < len(failed) < 100
+    # All of them take it five seconds.
+    assert time.monotonic() - began < patient(4)
+    assert 70 < len(failed) < 100
     assert failed == [url for url in urls(100) if url in failed]
     purge.close()
 

@@ -17,6 +17,7 @@ import pytest
 
 from geo_assets_tests.needs import missing
 from geo_assets_tests.resources.kafka_broker import GuardedKafka
+from geo_assets_tests.waiting import patient
 from resources.event_log.kafka import KafkaEventLog
 from resources.event_log.kafka_faults import Watch
 from resources.event_log.kafka_options import KafkaOptions, options_from
@@ -62,7 +63,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[IamKafka]:
     state = broker.state()
     assert state is not None
     # A broker's first handshake loads half of Java's cryptography: longer than a client waits on a busy machine.
-    plain = socket.create_connection((HOST, state["ports"]["iam"]), timeout=60)
+    plain = socket.create_connection((HOST, state["ports"]["iam"]), timeout=patient(60))
     with ssl.create_default_context(cafile=str(broker.certificate)).wrap_socket(plain, server_hostname=HOST):
         pass
     yield broker
@@ -90,7 +91,7 @@ def options_of(broker: IamKafka, token: Any) -> KafkaOptions:
         ssl_ca=broker.certificate,
         aws_region="eu-west-1",
     )
-    return replace(found, token=token, request_timeout_s=15.0)
+    return replace(found, token=token, request_timeout_s=patient(15))
 
 
 @pytest.mark.service("kafka")
@@ -106,7 +107,7 @@ def test_a_client_that_logs_in_with_tokens_goes_on_when_they_end(broker: IamKafk
     count, began = 0, time.monotonic()
     # Longer than a token lives, and than the broker bears a session without a new one.
     while time.monotonic() < began + 9 or len([at for at in given if at > began + 2]) < 2:
-        assert time.monotonic() < began + 90, "no newer token was asked for"
+        assert time.monotonic() < began + patient(90), "no newer token was asked for"
         log.append([NewRecord("raw", key="k", value=b"%d" % count)])
         count += 1
         time.sleep(0.25)

@@ -13,6 +13,7 @@ import pytest
 from psycopg import sql
 
 from geo_assets_tests.postgres_rooms import PostgresRoom, postgres_room
+from geo_assets_tests.waiting import patient
 from resources.migrations import Migration, SchemaBehind, SchemaTooNew, check, migrate, version
 from resources.postgres import conninfo, explained, open_pool, where, with_retries
 
@@ -63,7 +64,7 @@ def test_a_server_that_cannot_be_used_is_one_line_with_the_setting_and_no_passwo
     assert "\n" not in message
     assert secret not in message
     assert found.value.__suppress_context__
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < patient(15)
 
 
 def test_a_url_that_is_none_is_named_by_its_setting_and_never_shown() -> None:
@@ -166,7 +167,7 @@ def test_the_victim_of_a_deadlock_is_done_again(room: PostgresRoom) -> None:
     migrate(room.url, room.schema, "test", [ONE])
     with psycopg.connect(conninfo(room.url, room.schema)) as db:
         db.execute("INSERT INTO thing VALUES (1), (2)")
-    met = threading.Barrier(2, timeout=10)
+    met = threading.Barrier(2, timeout=patient(30))
     tries: list[int] = []
 
     def crosswise(first: int, second: int) -> None:
@@ -184,7 +185,7 @@ def test_the_victim_of_a_deadlock_is_done_again(room: PostgresRoom) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(patient(30))
     assert len(tries) == 3
 
 

@@ -31,6 +31,7 @@ from geo_assets_tests.resources.contract_ledger import (
     keys_of,
     settled,
 )
+from geo_assets_tests.waiting import patient
 from resources import postgres
 from resources.ledger import postgres_tables
 from resources.ledger.postgres import PostgresLedger
@@ -183,14 +184,14 @@ def test_whoever_works_on_the_same_tiles_never_waits_in_a_circle(
     monkeypatch.setattr(postgres, "ATTEMPTS", 1)  # A deadlock would be an error.
     keys = keys_of(200)
     ledger.write_manifest("m", "t", "backfill", keys)
-    until = time.monotonic() + 4
+    ends = time.monotonic() + 4
 
     def loop(seed: int) -> Callable[[], None]:
         chance = random.Random(seed)
 
         def work() -> None:
             for turn in range(1_000):
-                if time.monotonic() > until:
+                if time.monotonic() > ends:
                     return
                 some = chance.sample(keys, 60)
                 ledger.mark(some)
@@ -294,7 +295,7 @@ def test_a_marks_value_is_larger_than_that_of_a_transaction_it_waited_for(
         # Another tile's mark does not wait.
         assert ledger.mark([THIRD]) > value
         open_one.commit()
-        waiting.join(10)
+        waiting.join(patient(30))
     assert raised[0] > value
 
 
@@ -374,7 +375,7 @@ def test_rule_2_a_server_killed_and_back_has_every_commit_that_was_acknowledged(
                     services.kill("postgres")
                     time.sleep(0.2)
                     services.start("postgres")
-                    back, deadline = sum(revisions.values()), time.monotonic() + 30
+                    back, deadline = sum(revisions.values()), time.monotonic() + patient(60)
                     while sum(revisions.values()) < back + 400 and time.monotonic() < deadline:
                         time.sleep(0.05)
                     assert sum(revisions.values()) >= back + 400

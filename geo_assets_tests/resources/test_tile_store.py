@@ -11,6 +11,7 @@ import pytest
 
 from geo_assets_tests.resources.contract_tile_store import TileStoreContract, TileStoreHarness
 from geo_assets_tests.resources.tile_store_processes import put_on_a_full_disk, put_without_permission
+from geo_assets_tests.waiting import patient
 from resources.tile_store.folder import INCOMING, FolderTileStore
 from resources.tile_store.protocol import InvalidName, TileStore, TileStoreError, TileStoreUnavailable
 
@@ -95,8 +96,8 @@ def test_a_full_disk_is_unavailable_and_leaves_no_part(store: FolderTileStore) -
     results = spawn.Queue()
     process = spawn.Process(target=put_on_a_full_disk, args=(str(store.root), results))
     process.start()
-    message = results.get(timeout=60)
-    process.join(20)
+    message = results.get(timeout=patient(60))
+    process.join(patient(30))
     assert process.exitcode == 0
     assert "too-large cannot be written" in message
     assert [o.name for o in store.list()] == ["a/after", "before"]
@@ -111,8 +112,8 @@ def test_a_folder_that_cannot_be_written_gives_one_clear_line(tmp_path: Path, be
     results = spawn.Queue()
     process = spawn.Process(target=put_without_permission, args=(str(root / below), results))
     process.start()
-    message = results.get(timeout=60)
-    process.join(20)
+    message = results.get(timeout=patient(60))
+    process.join(patient(30))
     root.chmod(0o755)
     if message == "cannot":
         pytest.skip("this process cannot give up root's powers")

@@ -25,6 +25,7 @@ import redis
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from geo_assets_tests.needs import missing
+from geo_assets_tests.waiting import patient
 from scripts.local_services import STANDARD, MissingProgram, NotReady, PortTaken, Services, UnknownService
 from scripts.local_services.processes import Process, family, lives, taken
 
@@ -81,11 +82,11 @@ def keep_in_kafka(settings: dict[str, str]) -> None:
     servers = {"bootstrap.servers": settings["GEO_ASSETS_KAFKA_SERVERS"]}
     client = AdminClient(servers)
     for made in client.create_topics([NewTopic("kept", 1, 1)]).values():
-        made.result(20)
+        made.result(patient(30))
     delivered: list[Any] = []
     producer = confluent_kafka.Producer(servers | {"acks": "all"})
     producer.produce("kept", b"kept", on_delivery=lambda error, _: delivered.append(error))
-    producer.flush(20)
+    producer.flush(patient(30))
     assert delivered == [None]
 
 
@@ -230,7 +231,7 @@ def test_the_platform_owns_its_database_and_is_no_superuser(services: Services) 
 
 def test_s3_refuses_who_is_nobody_and_narrows_a_role_to_its_policy(services: Services) -> None:
     settings = services.settings()
-    assert httpx.get(f"{settings['GEO_ASSETS_S3_ENDPOINT']}/geo-assets").status_code == 403
+    assert httpx.get(f"{settings['GEO_ASSETS_S3_ENDPOINT']}/geo-assets", timeout=patient(30)).status_code == 403
     role = boto3.client(
         "sts",
         endpoint_url=settings["GEO_ASSETS_S3_ENDPOINT"],
@@ -265,7 +266,7 @@ def test_s3_refuses_who_is_nobody_and_narrows_a_role_to_its_policy(services: Ser
 def test_kafkas_second_listener_asks_for_a_password(services: Services, mechanism: str) -> None:
     settings = services.settings()
 
-    def topics(password: str) -> Any:
+    def topics(password: str, seconds: float) -> Any:
         client = AdminClient(
             {
                 "bootstrap.servers": settings["TEST_KAFKA_SASL_SERVERS"],
@@ -276,19 +277,19 @@ def test_kafkas_second_listener_asks_for_a_password(services: Services, mechanis
                 "log_level": 0,
             }
         )
-        return client.list_topics(timeout=4).topics
+        return client.list_topics(timeout=seconds).topics
 
-    assert topics(settings["TEST_KAFKA_SASL_PASSWORD"]) is not None
+    assert topics(settings["TEST_KAFKA_SASL_PASSWORD"], patient(30)) is not None
     with pytest.raises(confluent_kafka.KafkaException):
-        topics("wrong")
+        topics("wrong", 4)
 
 
 def test_kafka_makes_no_topic_out_of_a_typo(services: Services) -> None:
     servers = services.settings()["GEO_ASSETS_KAFKA_SERVERS"]
     client = AdminClient({"bootstrap.servers": servers, "allow.auto.create.topics": True, "log_level": 0})
-    client.list_topics("tpyo", timeout=10)
+    client.list_topics("tpyo", timeout=patient(30))
 
-    assert "tpyo" not in client.list_topics(timeout=10).topics
+    assert "tpyo" not in client.list_topics(timeout=patient(30)).topics
 
 
 def test_status_says_what_runs_and_fails_when_something_does_not(services: Services, tmp_path: Path) -> None:
@@ -448,7 +449,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
             # Killed and started without saying the backend again: it is remembered.
             services.kill("cache")
             services.start("cache")
-            with httpx.Client(base_url=services.settings()["GEO_ASSETS_PURGE_URLS"]) as client:
+            with httpx.Client(base_url=services.settings()["GEO_ASSETS_PURGE_URLS"], timeout=patient(30)) as client:
                 yield client
     finally:
         origin.shutdown()

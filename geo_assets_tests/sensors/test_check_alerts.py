@@ -35,6 +35,7 @@ from geo_assets.services.build import TileBuilder
 from geo_assets.tiles.rules import Fault
 from geo_assets.tiles.tile import Tile, common_prefix
 from geo_assets_tests.dagster_world import World, postgres_instance, tiles_around, world
+from geo_assets_tests.waiting import patient
 from geo_assets_tests.webhook import Webhook, webhook
 from resources.ledger.protocol import LedgerUnavailable
 from resources.ledger.sqlite import SqliteLedger
@@ -196,7 +197,7 @@ def test_webhooks_are_told_at_the_same_time_so_that_one_that_hangs_delays_no_oth
 
             def hangs(channel: str, message: Any) -> None:
                 # Until the others are asked too.
-                all_asked.wait(20)
+                all_asked.wait(patient(30))
                 send(channel, message)
 
             monkeypatch.setattr(here.stack.alerts, "send", hangs)

@@ -21,6 +21,7 @@ from geo_assets.services.backfills import plan_region, start_backfill, verdict
 from geo_assets.services.build import CHUNK_TILES
 from geo_assets.tiles.tile import Tile
 from geo_assets_tests.dagster_world import ROOT, World, tiles_around, world
+from geo_assets_tests.waiting import patient
 from sensors import tile_updates as sensor
 from sensors.tile_updates import tick
 
@@ -63,7 +64,12 @@ def launch(here: World, request, *, dies_after: int | None = None, path: Path | 
     asked = json.dumps({"run_config": request.run_config, "tags": request.tags, "dies_after": dies_after})
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(p) for p in (path, ROOT) if p is not None)}
     ended = subprocess.run(
-        [sys.executable, "-c", RUN, asked], cwd=ROOT, env=environment, check=False, capture_output=True, timeout=900
+        [sys.executable, "-c", RUN, asked],
+        cwd=ROOT,
+        env=environment,
+        check=False,
+        capture_output=True,
+        timeout=patient(900),
     )
     runs = here.instance.get_runs(RunsFilter(tags={BATCH_TAG: here.batch_of(request)}))
     for run in runs:

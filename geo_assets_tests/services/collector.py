@@ -11,6 +11,8 @@ from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from geo_assets_tests.waiting import patient
+
 
 @dataclass(frozen=True, slots=True)
 class Told:
@@ -42,7 +44,7 @@ class Collector:
     def take(self, body: bytes) -> None:
         self.requests += 1
         self.came.set()
-        self.free.wait(60)
+        self.free.wait(patient(120))
         for of_process in ExportTraceServiceRequest.FromString(body).resource_spans:
             about = {one.key: one.value.string_value for one in of_process.resource.attributes}
             for scope in of_process.scope_spans:

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ from geo_assets_tests.geofence.reference import Reference, Told
 from geo_assets_tests.geofence_world import post_fences
 from geo_assets_tests.resources.contract_event_log import read_all
 from geo_assets_tests.services.ledger_history import LedgerHistory
+from geo_assets_tests.waiting import patient, until
 from resources.event_log.protocol import LogError, NewRecord, Record
 
 WEST, SOUTH, NORTH, SIDE = 24.90, 60.15, 60.25, 0.004
@@ -56,15 +57,6 @@ STANDING, MOVING = 10, 5
 """Fences in the south and in the north."""
 
 LATENESS_MS = 1_000
-
-
-def until(ready: Callable[[], Any], seconds: float, why: str, every: float = 0.02) -> Any:
-    """The first true answer; an assertion that says why when none comes in time."""
-    deadline = time.monotonic() + seconds
-    while not (answer := ready()):
-        assert time.monotonic() < deadline, f"{why}: not within {seconds:g} s"
-        time.sleep(every)
-    return answer
 
 
 # Fences
@@ -182,7 +174,7 @@ class Poster(threading.Thread):
         """So many more as fast as it can; returns when the log has them."""
         self._burst = min(self.sent + count, len(self._records))
         self.allow(self._burst)
-        until(lambda: self.sent >= self._burst, seconds, "a burst is in the log", every=0.001)
+        until(lambda: self.sent >= self._burst, seconds, why="a burst is in the log", every=0.001)
 
     def run(self) -> None:
         while self.sent < len(self._records) and not self.stop.is_set():
@@ -227,7 +219,7 @@ class Mover(threading.Thread):
 
     def end(self) -> None:
         self.stop.set()
-        self.join(60)
+        self.join(patient(60))
 
 
 # What was in force from where on
@@ -295,7 +287,7 @@ class Watcher(threading.Thread):
         """All changes, in the order in which they were taken up."""
         self._look()
         self.stop.set()
-        self.join(10)
+        self.join(patient(30))
         assert self.fault is None, self.fault
         sets = sets_folded(self._stack, map(Standing.from_json, self._history.of(FENCES)))
         found = list(self._forgotten)
@@ -357,7 +349,7 @@ class Route:
         """End it in order; its exit code."""
         if self.alive:
             self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(seconds)
+        return self.process.wait(patient(seconds))
 
 
 class Keeper:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from geo_assets.settings import Settings
+from geo_assets_tests.waiting import patient
 
 _SQLITE = """
 CREATE TABLE test_history (at INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, value TEXT NOT NULL);
@@ -50,7 +51,7 @@ class LedgerHistory:
     def _open(self) -> Iterator[Any]:
         url = self._settings.ledger_url or self._settings.postgres_url
         if url is None:
-            file = sqlite3.connect(self._settings.home / "ledger.db", timeout=30.0)
+            file = sqlite3.connect(self._settings.home / "ledger.db", timeout=patient(30))
             try:
                 yield file
             finally:

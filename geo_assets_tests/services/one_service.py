@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from geo_assets_tests.running_platform import free_ports, until
+from geo_assets_tests.running_platform import free_ports
+from geo_assets_tests.waiting import patient, until
 
 
 class Service:
@@ -52,7 +53,7 @@ class Service:
 
     def status(self, path: str) -> int | None:
         """Status of an answer; None where there is none."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=patient(30))
         try:
             connection.request("GET", path)
             return connection.getresponse().status
@@ -66,14 +67,14 @@ class Service:
             assert self.process.poll() is None, "\n".join(self.lines)
             return self.status("/readyz") == 200
 
-        until(ready, 180, f"{self.name} is ready", every=0.2)
+        until(ready, 180, why=f"{self.name} is ready", every=0.2)
 
     def end(self, *, group: bool = False) -> None:
         """Ask it to end; `group`: its worker processes with it, as systemd and a terminal do."""
         (os.killpg if group else os.kill)(self.process.pid, signal.SIGTERM)
 
     def exit_code(self) -> int:
-        return self.process.wait(120)
+        return self.process.wait(patient(120))
 
 
 @contextmanager
@@ -84,4 +85,4 @@ def service(name: str, home: Path, **environment: str) -> Iterator[Service]:
     finally:
         if one.process.poll() is None:
             os.killpg(one.process.pid, signal.SIGKILL)
-            one.process.wait(10)
+            one.process.wait(patient(30))

@@ -48,7 +48,7 @@ def burst(folder: Path, seconds: float, rounds: int) -> None:
         refused = pauses = 0
         longest, full = 0.0, 0
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline or refused <= 20:
             began = time.monotonic()
             try:
                 router.submit(piece(f"outside-{number}", outside))

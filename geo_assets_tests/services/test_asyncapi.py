@@ -35,6 +35,7 @@ from geo_assets.services.hints import hint_dead_letter, read_slice
 from geo_assets.settings import Settings
 from geo_assets_tests.needs import missing
 from geo_assets_tests.services.running import running
+from geo_assets_tests.waiting import patient
 from geo_assets_tests.world import HERE, World, feature
 from resources.event_log.protocol import NewRecord, Record
 
@@ -205,7 +206,12 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Record]]
 def post(url: str, kind: str, body: Any) -> None:
     content = json.dumps(body).encode()
     headers = sign(SECRET, f"{kind}-{abs(hash(content))}", int(time.time()), content)
-    answer = httpx.post(f"{url}/v1/{kind}", content=content, headers={**headers, "content-type": "application/json"})
+    answer = httpx.post(
+        f"{url}/v1/{kind}",
+        content=content,
+        headers={**headers, "content-type": "application/json"},
+        timeout=patient(30),
+    )
     assert answer.status_code == 202, answer.text
 
 
@@ -308,6 +314,7 @@ def test_a_consumer_in_another_language_can_use_the_schemas(records: dict[str, l
     for sent, answer in ((lines, {"good": len(lines), "bad": 0}), ([wrong], {"good": 0, "bad": 1})):
         done = subprocess.run(
             [node, consumer, str(DOCS / "schemas")],
-            input="\n".join(json.dumps(line) for line in sent), capture_output=True, text=True, timeout=60, check=True,
+            input="\n".join(json.dumps(line) for line in sent), capture_output=True, text=True, check=True,
+            timeout=patient(60),
         )  # fmt: skip
         assert json.loads(done.stdout.splitlines()[-1]) == answer, done.stdout[:2_000]

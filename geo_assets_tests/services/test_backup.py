@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,8 @@ from geo_assets.services.garbage import collect_objects
 from geo_assets.services.supervisor import AlreadyRunning, Supervisor
 from geo_assets.services.tileserver.stream import EPOCH_NAME
 from geo_assets_tests.stacks import STACKS, changes_of
-from geo_assets_tests.world import HERE, World, feature, settings_for
+from geo_assets_tests.waiting import patient
+from geo_assets_tests.world import HERE, World, feature, settings_for, work_off
 
 LATER = 2**50
 
@@ -61,17 +61,6 @@ def at(number: int) -> tuple[float, float]:
     return HERE[0] + number * 0.002, HERE[1]
 
 
-def ingest(world: World) -> None:
-    """Let ingest work until it has committed the end of the log."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        world.ingest.run_once(timeout_s=0.2)
-        committed = world.stack.log.committed(topics.INGEST_GROUP, topics.RAW)
-        if all(committed.get(p, 0) >= e.end for p, e in world.stack.log.extents(topics.RAW).items() if e.end):
-            return
-    raise AssertionError("ingest did not reach the end of the log in 60 s")
-
-
 def stored(world: World) -> dict[str, tuple[int, str]]:
     return {one.feature_id: (one.version, one.content_hash) for one in world.stack.features.scan()}
 
@@ -98,7 +87,7 @@ def test_rule_1_what_came_after_a_backup_comes_again_from_the_log_once_and_the_m
     with platform as world:
         for number in range(6):
             world.send(feature(number, 1, at=at(number)), event_id=f"e{number}")
-        ingest(world)
+        work_off(world)
         world.build_dirty()
         backup = make_backup(world.settings, file)
         of_backup = stored(world)
@@ -110,10 +99,10 @@ def test_rule_1_what_came_after_a_backup_comes_again_from_the_log_once_and_the_m
         world.send({"type": "Feature", "id": 2, "version": 2, "action": "delete"}, event_id="deleted")
         world.send(feature(3, 1, at=at(3)), event_id="e3")  # a duplicate
         world.send(feature(4, 3, at=at(4), name="x"), event_id="twice")
-        ingest(world)
+        work_off(world)
         world.build_dirty()
         world.send(feature(4, 4, at=at(4), name="y"), event_id="thrice")
-        ingest(world)
+        work_off(world)
         world.build_dirty()
         # Objects that the backup's ledger names are collected; the edits themselves stay in the log.
         assert collect_objects(world.stack, now_ms=LATER) > 0
@@ -132,7 +121,7 @@ def test_rule_1_what_came_after_a_backup_comes_again_from_the_log_once_and_the_m
         world.build_dirty()
         assert_tiles_agree_with_the_store(world)
 
-        ingest(world)
+        work_off(world)
         world.build_dirty()
         assert stored(world) == newest
         assert shown(world) == tiles
@@ -147,15 +136,15 @@ def test_a_backup_while_edits_are_ingested_loses_none(platform: Platform, tmp_pa
     with platform as world:
         for number in range(20):
             world.send(feature(number, 1, at=at(number % 4)), event_id=f"e{number}")
-        world.ingest.run_once(timeout_s=5)
+        world.ingest.run_once(timeout_s=patient(30))
         # Applied, and its offset not yet committed: it comes again.
         world.edit(feature(100, 1), event_id="applied")
         make_backup(world.settings, file)
-        ingest(world)
+        work_off(world)
         everything = stored(world)
     restore(platform.settings, file)
     with platform as world:
-        ingest(world)
+        work_off(world)
         assert stored(world) == everything
         assert len(everything) == 21
 
@@ -164,7 +153,7 @@ def test_a_restore_by_other_means_reads_the_whole_log_again_and_doubles_nothing(
     with platform as world:
         for number in range(4):
             world.send(feature(number, 1, at=at(number)), event_id=f"e{number}")
-        ingest(world)
+        work_off(world)
         world.build_dirty()
         before, tiles = stored(world), shown(world)
         revisions = {key: state.revision for key, state in world.published().items()}
@@ -172,7 +161,7 @@ def test_a_restore_by_other_means_reads_the_whole_log_again_and_doubles_nothing(
         done = after_restore(world.stack, None)
         assert (done.replayed, done.cleared) == (4, 0)
         assert done.tiles == len(list(world.stack.ledger.scan(published=False)))
-        ingest(world)
+        work_off(world)
         assert all(result.outcome != "failed" for result in world.build_dirty())
         assert stored(world) == before
         assert shown(world) == tiles
@@ -183,11 +172,11 @@ def test_records_that_retention_took_since_the_backup_are_counted_as_lost(embedd
     file = tmp_path / "a.backup"
     with embedded as world:
         world.send(feature(1), event_id="one")
-        ingest(world)
+        work_off(world)
         make_backup(world.settings, file)
         for number in range(2, 5):
             world.send(feature(number), event_id=f"e{number}")
-        ingest(world)
+        work_off(world)
         world.retention_takes(topics.RAW)
     done = restore(embedded.settings, file)
     assert done.lost == 3
@@ -200,18 +189,18 @@ def test_a_log_made_anew_since_the_backup_is_read_from_its_start(embedded: Platf
     with embedded as world:
         for number in range(5):
             world.send(feature(number), event_id=f"e{number}")
-        ingest(world)
+        work_off(world)
         make_backup(world.settings, file)
     for path in embedded.home.glob("event-log.db*"):
         path.unlink()
     with embedded as world:
         world.send(feature(9), event_id="of the new log")
-        ingest(world)
+        work_off(world)
     done = restore(embedded.settings, file)
     assert (done.replayed, done.lost) == (1, 0)
     assert done.other_topic == 5
     with embedded as world:
-        ingest(world)
+        work_off(world)
         assert len(stored(world)) == 6
 
 
@@ -219,7 +208,7 @@ def test_records_that_retention_took_of_a_log_made_anew_are_lost(embedded: Platf
     file = tmp_path / "a.backup"
     with embedded as world:
         world.send(feature(1), event_id="one")
-        ingest(world)
+        work_off(world)
         make_backup(world.settings, file)
     for path in embedded.home.glob("event-log.db*"):
         path.unlink()

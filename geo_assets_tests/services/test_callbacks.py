@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from geo_assets.events.signature import Verifier
-from geo_assets_tests.running_platform import until
+from geo_assets_tests.waiting import until
 from geo_assets_tests.world import World, feature
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -61,7 +61,7 @@ def world(tmp_path: Path, sender: Sender) -> Iterator[World]:
 def test_a_sender_is_told_the_outcome_signed_and_again_when_its_server_was_away(world: World, sender: Sender) -> None:
     world.edit(feature(1, 1), event_id="e-1", callback=sender.url)
 
-    until(lambda: len(sender.told) == 2, 20, "the sender was told, after a 503")
+    until(lambda: len(sender.told) == 2, why="the sender was told, after a 503")
     headers, body = sender.told[-1]
     assert json.loads(body) == {
         "event_id": "e-1", "status": "done", "outcomes": {"applied": 1}, "refused": [], "refused_count": 0,
@@ -76,7 +76,7 @@ def test_a_refused_event_tells_reason_field_and_dead_letter(world: World, sender
     bad["geometry"]["coordinates"][0][1] = [500.0, 95.0]
     world.edit({"type": "FeatureCollection", "features": [feature(1, 1), bad]}, event_id="e-2", callback=sender.url)
 
-    until(lambda: len(sender.told) == 2, 20, "the sender was told")
+    until(lambda: len(sender.told) == 2, why="the sender was told")
     told = json.loads(sender.told[-1][1])
     (letter,) = world.letters()
     assert told["status"] == "partly_refused"

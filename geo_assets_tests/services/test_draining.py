@@ -24,10 +24,11 @@ from geo_assets.services.lane import health
 from geo_assets.services.metrics_port import Readiness, serve_metrics
 from geo_assets.services.pool import WorkerPool, WorkersUnavailable
 from geo_assets.services.routing_lease import NAME as ROUTING
-from geo_assets_tests.running_platform import free_ports, until
+from geo_assets_tests.running_platform import free_ports
 from geo_assets_tests.services.one_service import Service, service
 from geo_assets_tests.stacks import STACKS, environment_of, fields_of
-from geo_assets_tests.world import HERE, World, feature
+from geo_assets_tests.waiting import patient, until
+from geo_assets_tests.world import HERE, World, feature, work_off
 from resources.event_log.protocol import NewRecord
 
 pytestmark = pytest.mark.timeout(600)
@@ -82,7 +83,7 @@ class Load(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        with httpx.Client(timeout=60, trust_env=False) as client:
+        with httpx.Client(timeout=patient(60), trust_env=False) as client:
             while not self._leave.is_set():
                 time.sleep(0.01)
                 try:
@@ -93,7 +94,7 @@ class Load(threading.Thread):
 
 def ready_until(one: Service, leave: threading.Event) -> None:
     """Look at `/readyz` until it says no; then nothing more is sent."""
-    until(lambda: one.status("/readyz") == 503, 60, "it is not ready any more", every=0.05)
+    until(lambda: one.status("/readyz") == 503, why="it is not ready any more", every=0.05)
     leave.set()
 
 
@@ -123,25 +124,33 @@ def test_edge_that_ends_refuses_and_loses_no_request(tmp_path: Path) -> None:
             def halves() -> Iterator[bytes]:
                 yield body[:50]
                 began.set()
-                go_on.wait(60)
+                go_on.wait(patient(60))
                 yield body[50:]
 
-            slow.append(httpx.post(f"{edge.url}/v1/features", content=halves(), headers=headers).status_code)
+            slow.append(
+                httpx.post(
+                    f"{edge.url}/v1/features", content=halves(), headers=headers, timeout=patient(30)
+                ).status_code
+            )
 
         uploading = threading.Thread(target=upload)
         uploading.start()
         leave = threading.Event()
         loads = [Load(post, leave) for _ in range(3)]
-        until(lambda: all(len(load.statuses) > 5 for load in loads) and began.is_set(), 30, "requests are answered")
+        until(
+            lambda: all(len(load.statuses) > 5 for load in loads) and began.is_set(),
+            why="requests are answered",
+            every=0.2,
+        )
         edge.end()
         ready_until(edge, leave)
         assert edge.status("/healthz") == 200
         for load in loads:
-            load.join(60)
+            load.join(patient(60))
         # Longer than anything is taken: what is under way is waited for.
         time.sleep(1.7)
         go_on.set()
-        uploading.join(60)
+        uploading.join(patient(60))
         assert edge.exit_code() == 0
 
     answered = [status for load in loads for status in load.statuses]
@@ -160,24 +169,24 @@ def test_tile_server_that_ends_closes_streams_with_a_resume_point_and_refuses_no
         opened, closed = threading.Event(), threading.Event()
 
         def listen() -> None:
-            with httpx.stream("GET", f"{tiles.url}/events", timeout=120, trust_env=False) as stream:
+            with httpx.stream("GET", f"{tiles.url}/events", timeout=patient(120), trust_env=False) as stream:
                 for line in stream.iter_lines():
                     lines.append(line)
                     opened.set()
             closed.set()
 
         threading.Thread(target=listen, daemon=True).start()
-        assert opened.wait(60)
+        assert opened.wait(patient(60))
         leave = threading.Event()
         loads = [
             Load(lambda client: client.get(f"{tiles.url}/tiles/14/9327/4739.mvt").status_code, leave) for _ in range(3)
         ]
-        until(lambda: all(len(load.statuses) > 5 for load in loads), 30, "tiles are answered")
+        until(lambda: all(len(load.statuses) > 5 for load in loads), why="tiles are answered", every=0.2)
         tiles.end()
         ready_until(tiles, leave)
         for load in loads:
-            load.join(60)
-        assert closed.wait(60)
+            load.join(patient(60))
+        assert closed.wait(patient(60))
         assert tiles.exit_code() == 0
 
     assert {status for load in loads for status in load.statuses} == {204}
@@ -194,7 +203,7 @@ def test_ingest_that_ends_leaves_nothing_half_done_and_its_group(world: tuple[Wo
     for number in range(total):
         one.send(feature(number + 1, at=(HERE[0] + number * 0.001, HERE[1])), event_id=f"e{number}")
     with service("ingest", one.settings.home, **environment) as ingest:
-        until(lambda: one.stack.features.counts().applied_keys, 180, "something is stored", every=0.02)
+        until(lambda: one.stack.features.counts().applied_keys, 180, why="something is stored", every=0.02)
         # More, and something heavy: the end comes in the middle of it.
         heavy = [feature(10_000 + n, at=(HERE[0] + n * 0.0001, HERE[1] + 0.05)) for n in range(600)]
         one.send({"type": "FeatureCollection", "features": heavy}, event_id="heavy")
@@ -205,8 +214,7 @@ def test_ingest_that_ends_leaves_nothing_half_done_and_its_group(world: tuple[Wo
         assert ingest.exit_code() == 0, "\n".join(ingest.lines)
     assert members(one, topics.INGEST_GROUP) == 0
 
-    while one.ingest.run_once(timeout_s=3.0):
-        pass
+    work_off(one)
 
     assert one.stack.features.counts().by_layer["buildings"] == 2 * total + 600
     letters = sum(extent.end - extent.begin for extent in one.stack.log.extents(topics.DEAD_LETTERS).values())
@@ -219,7 +227,7 @@ def test_a_lane_that_ends_frees_its_tiles_and_leaves_its_group(world: tuple[Worl
         live.wait_until_ready()
         for number in range(80):
             one.edit(feature(number + 1, at=(HERE[0] + number * 0.002, HERE[1])))
-        until(lambda: beats(one), 180, "the lane tells of itself")
+        until(lambda: beats(one), 180, why="the lane tells of itself", every=0.2)
         live.end(group=True)
         assert live.exit_code() == 0, "\n".join(live.lines)
     assert members(one, "live") == 0
@@ -231,7 +239,9 @@ def test_a_lane_that_ends_frees_its_tiles_and_leaves_its_group(world: tuple[Worl
 def test_a_router_that_ends_frees_its_lease(tmp_path: Path) -> None:
     world = World(tmp_path / "home")
     with service("route", world.settings.home) as route:
-        until(lambda: world.stack.guard.acquire(ROUTING, "another", 0.05) is None, 180, "it has the lease", every=0.2)
+        until(
+            lambda: world.stack.guard.acquire(ROUTING, "another", 0.05) is None, 180, why="it has the lease", every=0.2
+        )
         value = json.dumps({"device_id": "d", "lon": HERE[0], "lat": HERE[1], "time_ms": time.time_ns() // 10**6})
         world.stack.log.append([NewRecord(topics.POSITIONS, "d", value.encode(), {})] * 50)
         route.end()
@@ -246,7 +256,7 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     with service("edge", world.settings.home, GEO_ASSETS_SHUTDOWN_DELAY_S="600") as edge:
         edge.wait_until_ready()
         edge.end()
-        until(lambda: edge.status("/readyz") == 503, 60, "it is not ready any more")
+        until(lambda: edge.status("/readyz") == 503, why="it is not ready any more", every=0.2)
         edge.end()
         assert edge.exit_code() == 128 + signal.SIGTERM
 
@@ -268,7 +278,7 @@ while True:
     assert process.stdout.readline() == "up\n"
     process.terminate()
     assert "given up\n" in process.stdout.readlines()
-    assert process.wait(60) == TOO_LATE
+    assert process.wait(patient(60)) == TOO_LATE
 
 
 def _sleep(tasks: Any) -> list[float]:
@@ -312,7 +322,7 @@ def test_the_metrics_port_says_whether_its_service_works(monkeypatch: pytest.Mon
     assert end is not None
 
     def ask(path: str) -> httpx.Response:
-        return httpx.get(f"http://127.0.0.1:{port}{path}", trust_env=False)
+        return httpx.get(f"http://127.0.0.1:{port}{path}", trust_env=False, timeout=patient(30))
 
     try:
         assert (ask("/healthz").status_code, ask("/readyz").status_code) == (200, 503)

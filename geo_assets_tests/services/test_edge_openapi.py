@@ -24,6 +24,7 @@ from geo_assets.services.edge import create_app
 from geo_assets.services.edge_api import edge_document
 from geo_assets.settings import Settings
 from geo_assets_tests.services.running import running
+from geo_assets_tests.waiting import patient
 
 SECRET = "whsec_" + "c2NoZW1hdGhlc2lzIHNpZ25zIHRoaXMgdG9v"
 KINDS = ("features", "tiles", "positions", "fences")
@@ -93,7 +94,7 @@ def test_any_request_is_answered_as_the_document_says(url: str, kind: str, mode:
 
 
 def test_the_document_is_openapi_3_1_and_its_examples_are_accepted(url: str) -> None:
-    document = httpx.get(f"{url}/openapi.json").json()
+    document = httpx.get(f"{url}/openapi.json", timeout=patient(30)).json()
     assert document["openapi"].startswith("3.1")
     assert set(document["paths"]) == {f"/v1/{k}" for k in KINDS} | {"/healthz", "/readyz", "/metrics", "/openapi.json"}
     for name, schema in document["components"]["schemas"].items():
@@ -107,4 +108,6 @@ def test_the_document_is_openapi_3_1_and_its_examples_are_accepted(url: str) -> 
             }[name]
             content = httpx.Request("POST", url, json=example).content
             headers = {"content-type": "application/json"} | sign(SECRET, f"example-{name}", int(time.time()), content)
-            assert httpx.post(f"{url}/v1/{kind}", content=content, headers=headers).status_code == 202
+            assert (
+                httpx.post(f"{url}/v1/{kind}", content=content, headers=headers, timeout=patient(30)).status_code == 202
+            )

@@ -18,8 +18,8 @@ from geo_assets import logs
 from geo_assets.events.signature import sign
 from geo_assets.services import announce
 from geo_assets.services.event_ids import DETAIL, ids_in, told_ids
-from geo_assets_tests.running_platform import until
 from geo_assets_tests.services.one_service import Service, service
+from geo_assets_tests.waiting import patient, until
 from geo_assets_tests.world import World, feature
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -45,10 +45,12 @@ def test_an_event_is_found_by_its_id_from_the_edge_to_the_announcement(tmp_path:
                 one.wait_until_ready()
             body = json.dumps({**feature(1), "event_id": "parcel-17"}).encode()
             headers = {"content-type": "application/json"} | sign(SECRET, "m1", int(time.time()), body)
-            answer = httpx.post(f"{edge.url}/v1/features", content=body, headers=headers, trust_env=False, timeout=60)
+            answer = httpx.post(
+                f"{edge.url}/v1/features", content=body, headers=headers, trust_env=False, timeout=patient(60)
+            )
             assert answer.json()["event_id"] == "parcel-17"
 
-            until(lambda: "announced" in lines_about(live, "parcel-17"), 180, "its tiles are announced")
+            until(lambda: "announced" in lines_about(live, "parcel-17"), 180, why="its tiles are announced", every=0.2)
 
         assert set(lines_about(edge, "parcel-17")) == {"accepted"}
         assert set(lines_about(ingest, "parcel-17")) == {"ingested"}

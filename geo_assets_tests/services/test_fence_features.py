@@ -29,9 +29,10 @@ from geo_assets.services.importer import import_reading
 from geo_assets.services.ingest import Ingest
 from geo_assets.services.reading.files import open_file
 from geo_assets_tests.geofence_world import position, seen
-from geo_assets_tests.services.test_routing import OPTIONS, InThread, until
+from geo_assets_tests.services.test_routing import OPTIONS, InThread
 from geo_assets_tests.stacks import STACKS, changes_of
-from geo_assets_tests.world import HERE, World
+from geo_assets_tests.waiting import patient, until
+from geo_assets_tests.world import HERE, World, work_off
 from resources.event_log.protocol import NewRecord
 
 LAYERS = """
@@ -201,12 +202,11 @@ def no_fence_is_lost(world: World, step: str) -> None:
 
     dying = Ingest(world.stack, step=kill)
     with pytest.raises(Killed):
-        dying.run_once(timeout_s=5)
+        dying.run_once(timeout_s=patient(30))
     dying.close()
     assert world.stack.features.get("city", '"a"') is not None
     following = Ingest(world.stack)
-    while following.run_once(timeout_s=2):
-        pass
+    work_off(world, following)
     following.close()
     assert {name: fence.revision for name, fence in fences(world).items()} == {'city:"a"': 1, 'city:"b"': 1}
     assert not world.stack.features.owed(kind=KIND)

@@ -27,6 +27,7 @@ from geo_assets.services.hints import hint_dead_letter, read_slice
 from geo_assets.services.ingest import Outcome
 from geo_assets.tiles.tile import Tile
 from geo_assets_tests.real_services import room, settings_of
+from geo_assets_tests.waiting import patient
 from geo_assets_tests.world import World, feature
 from resources.event_log.protocol import NewRecord, Record
 
@@ -49,7 +50,7 @@ def kafka_room() -> Iterator[dict[str, Any]]:
         from confluent_kafka.admin import AdminClient
 
         admin = AdminClient({"bootstrap.servers": servers})
-        found = [name for name in admin.list_topics(timeout=10).topics if name.startswith(prefix)]
+        found = [name for name in admin.list_topics(timeout=patient(30)).topics if name.startswith(prefix)]
         for deleted in (admin.delete_topics(found) if found else {}).values():
             deleted.result()
 
@@ -521,7 +522,7 @@ def test_a_dead_letter_keeps_our_headers_whole_and_few_of_others() -> None:
 
 def ingest_all(world: World, count: int) -> None:
     """Let ingest work off so many records as it does in life: through its group, with offsets committed."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patient(60)
     while count > 0 and time.monotonic() < deadline:
         count -= world.ingest.run_once(timeout_s=1.0)
     assert count == 0
@@ -571,7 +572,7 @@ def test_any_kafka_producer_s_bytes_end_stored_or_dead(tmp_path: Path, kafka: di
         producer.produce(f"{prefix}tiles", None, key=HOME.key.encode())
         producer.produce(f"{prefix}tiles", b'{"z": 3, "x": 1, "y": 2}', key=b"\xff\xfe")
         producer.produce(f"{prefix}tiles", None, key=b"\xff\xfe")
-        assert producer.flush(30) == 0
+        assert producer.flush(patient(30)) == 0
         ingest_all(world, 6)
         assert sorted(f.feature_id for f in world.stack.features.scan()) == ["1", "2", "3", "4"]
         assert sorted(letter.reason for letter in world.letters()) == ["null_value", "schema"]

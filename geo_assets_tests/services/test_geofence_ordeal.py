@@ -46,9 +46,9 @@ from geo_assets_tests.services.geofence_ordeal import (
     moving_fence,
     standing_fences,
     told,
-    until,
 )
 from geo_assets_tests.stacks import environment_of, settings_from
+from geo_assets_tests.waiting import patient, until
 from resources.event_log.protocol import LogError
 
 SNAPSHOT_S = 1.5
@@ -133,23 +133,28 @@ class Ordeal:
             self.poster = Poster(stack, records, self._a_second)
             # The sensor asks for no run before there is a position.
             self.poster.allow(1)
-            until(lambda: self.epoch, 150, "the first run begins")
+            until(lambda: self.epoch, 150, why="the first run begins")
             self.mover = Mover(stack, self._fences_every_s)
             revision = 0
             for number, blow in enumerate(self.blows.order):
                 share = int((number + 0.5) / len(self.blows.order) * len(records))
                 self.poster.allow(share)
-                until(lambda share=share: (keeper.keep(), self.poster.sent >= share)[1], 600, "positions posted")
+                until(lambda share=share: (keeper.keep(), self.poster.sent >= share)[1], 600, why="positions posted")
                 # However slow the machine is: between any two blows fences have moved.
-                until(lambda before=revision: (keeper.keep(), self.revision > before)[1], 150, "fences are adopted")
+                until(lambda before=revision: (keeper.keep(), self.revision > before)[1], 150, why="fences are adopted")
                 revision = self.revision
                 self.poster.allow(share + len(records) // len(self.blows.order) // 2)
                 getattr(self, blow.replace(" ", "_"))()
             self.poster.allow(len(records))
-            until(lambda: (keeper.keep(), self.poster.sent == len(records))[1], 600, "all positions posted")
+            until(lambda: (keeper.keep(), self.poster.sent == len(records))[1], 600, why="all positions posted")
             self.mover.end()
             posted_s = time.monotonic() - began
-            until(lambda: (keeper.keep(), all_in_force(stack))[1], 300, "all is routed, all fences are in force", 0.1)
+            until(
+                lambda: (keeper.keep(), all_in_force(stack))[1],
+                300,
+                why="all is routed, all fences are in force",
+                every=0.1,
+            )
             keeper.end()
             changes = watcher.end()
         finally:
@@ -192,7 +197,7 @@ class Ordeal:
 
     def kill_with_a_standby(self) -> None:
         epoch, following = self.epoch, self.keeper.another()
-        until(lambda: "another run routes" in following.said, 150, "the next one stands by")
+        until(lambda: "another run routes" in following.said, 150, why="the next one stands by")
         self.keeper.kill(following)
         self._followed(epoch)
 
@@ -218,14 +223,14 @@ class Ordeal:
         # The next one has claimed the snapshot, and is marking partitions or routes by now.
         time.sleep(self.chance.uniform(0.0, 0.5))
         paused.signal(signal.SIGCONT)
-        assert paused.process.wait(60) == 3, (paused.process.returncode, paused.said[-3_000:])
+        assert paused.process.wait(patient(60)) == 3, (paused.process.returncode, paused.said[-3_000:])
 
     def hand_over(self) -> None:
         """A run ends in order while another stands by."""
         self._tells()
         epoch, ending = self.epoch, self.keeper.keep()
         following = self.keeper.running = self.keeper.another()
-        until(lambda: "another run routes" in following.said, 150, "the next one stands by")
+        until(lambda: "another run routes" in following.said, 150, why="the next one stands by")
         assert ending.end() == 0, ending.said[-3_000:]
         ended = time.monotonic()
         self._followed(epoch)
@@ -235,24 +240,24 @@ class Ordeal:
     def erase(self) -> None:
         """A device is forgotten while it and all others go on."""
         self.mover.moves.clear()
-        until(lambda: (self.keeper.keep(), self._fences_in_force())[1], 150, "fences are in force")
+        until(lambda: (self.keeper.keep(), self._fences_in_force())[1], 150, why="fences are in force")
         device = self.journey.name(3 + len(self.erased))
         environment = {**os.environ, **self.keeper.environment}
         done = subprocess.run(
             [sys.executable, "-m", "geo_assets.cli", "erase", "--device", device],
-            env=environment, capture_output=True, text=True, timeout=120, check=False,
+            env=environment, capture_output=True, text=True, timeout=patient(120), check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         self.erased.append(device)
         self.mover.moves.set()
 
     def _followed(self, epoch: int) -> None:
-        until(lambda: (self.keeper.keep(), self.epoch > epoch)[1], 150, "the next run begins")
+        until(lambda: (self.keeper.keep(), self.epoch > epoch)[1], 150, why="the next run begins")
 
     def _tells(self) -> None:
         before = told(self.stack)
         self.poster.allow(self.poster.sent + 500)
-        until(lambda: (self.keeper.keep(), told(self.stack) > before)[1], 150, "triggers come")
+        until(lambda: (self.keeper.keep(), told(self.stack) > before)[1], 150, why="triggers come")
 
     def _fences_in_force(self) -> bool:
         standing = FenceBook(self.stack).standing()
@@ -386,7 +391,7 @@ class Daemon(Keeper):
 
     def ripe(self) -> None:
         """Wait until a run has worked for so long that the sensor does not bide its time when it is killed."""
-        until(self._ripe, 300, "a run that has worked for a while", every=0.5)
+        until(self._ripe, 300, why="a run that has worked for a while", every=0.5)
 
     def kill(self, following: Route | None = None) -> None:
         self.ripe()

@@ -12,6 +12,7 @@ from geo_assets.services.http_server import ListenError, listen
 from geo_assets.services.openapi import Answer, Operation, Parameter, document
 from geo_assets.services.problems import MEDIA_TYPE, ProblemError, exception_handlers, unavailable
 from geo_assets_tests.services.running import running
+from geo_assets_tests.waiting import patient
 
 
 def test_a_free_port_is_taken_and_read_back() -> None:
@@ -54,7 +55,7 @@ def _app() -> Starlette:
 def test_every_error_leaves_as_a_problem_document() -> None:
     with running(_app()) as url:
         answers = {
-            path: httpx.get(f"{url}/{path}")
+            path: httpx.get(f"{url}/{path}", timeout=patient(30))
             for path in ("good", "refused", "away", "broken", "nothing", "%0d%0aX-Evil:1")
         }
     assert answers["good"].text == "good"
@@ -76,7 +77,7 @@ def test_every_error_leaves_as_a_problem_document() -> None:
 def test_on_stop_is_called_before_open_requests_are_waited_for() -> None:
     stopped: list[bool] = []
     with running(_app(), on_stop=lambda: stopped.append(True)) as url:
-        assert httpx.get(f"{url}/good").status_code == 200
+        assert httpx.get(f"{url}/good", timeout=patient(30)).status_code == 200
         assert stopped == []
     assert stopped == [True]
 

@@ -15,7 +15,8 @@ from geo_assets.events import topics
 from geo_assets.services.dead_letters import scan_topic
 from geo_assets.services.ingest import HEAVY_BODY, Ingest
 from geo_assets.services.ingest_turns import HELD_BYTES, HELD_RECORDS, Turns
-from geo_assets_tests.world import World, feature
+from geo_assets_tests.waiting import patient
+from geo_assets_tests.world import World, feature, work_off
 from resources.event_log.protocol import Record
 
 
@@ -149,7 +150,7 @@ def test_while_a_giant_is_worked_on_edits_of_other_partitions_are_stored_and_hin
     def step(name: str) -> None:
         if name == "apply" and threading.current_thread().name.startswith("heavy"):
             reached.set()
-            assert go_on.wait(60)
+            assert go_on.wait(patient(60))
 
     ingest = Ingest(world.stack, step=step)
     try:
@@ -170,8 +171,7 @@ def test_while_a_giant_is_worked_on_edits_of_other_partitions_are_stored_and_hin
         assert stored(world) == {"2", "3"}
 
         go_on.set()
-        while ingest.run_once(timeout_s=1.0):
-            pass
+        work_off(world, ingest)
         assert {"1", "2", "3", "1000", "1001"} <= stored(world)
         assert world.stack.log.committed(topics.INGEST_GROUP, topics.RAW) == {0: 2, 1: 2}
     finally:
@@ -193,14 +193,12 @@ def test_rule_2_a_giant_whose_ingest_died_is_done_again_and_counts_once(world: W
     world.send(feature(2, 1), event_id=event_in(world, 1, "beside"))
     doomed = Ingest(world.stack, step=crash)
     with pytest.raises(Crash):
-        while doomed.run_once(timeout_s=1.0):
-            pass
+        work_off(world, doomed)
     doomed.close()
     assert 0 not in world.stack.log.committed(topics.INGEST_GROUP, topics.RAW)
 
     successor = Ingest(world.stack)
-    while successor.run_once(timeout_s=1.0):
-        pass
+    work_off(world, successor)
     successor.close()
     assert {"1", "2", "1000"} <= stored(world)
     assert world.stack.features.owed() == []

@@ -17,6 +17,7 @@ from geo_assets.services.ingest import Ingest
 from geo_assets.services.lost_records import LOSSES_VALUE, Loss, RecordsLost, losses_of, remember_loss
 from geo_assets.services.status import snapshot
 from geo_assets_tests.resources.kafka_harness import own_topics
+from geo_assets_tests.waiting import patient
 from geo_assets_tests.world import World, feature
 from resources.event_log.protocol import OffsetOutOfRange
 from resources.ledger.sqlite import SqliteLedger
@@ -49,7 +50,7 @@ def lose(world: World) -> None:
     ingest = Ingest(world.stack)
     for number in range(3):
         world.send(feature(number), event_id=f"read{number}")
-    done, deadline = 0, time.monotonic() + 30
+    done, deadline = 0, time.monotonic() + patient(60)
     while done < 3 and time.monotonic() < deadline:
         done += ingest.run_once(timeout_s=2.0)
     ingest.close()
@@ -81,7 +82,7 @@ def test_rule_1_told_to_stop_ingest_ends_with_a_line_and_moves_nothing_until_it_
     assert ids(world) == [0, 1, 2]
 
     ingest = Ingest(make(offset_out_of_range="reset").stack)
-    assert ingest.run_once(timeout_s=20.0) == 1
+    assert ingest.run_once(timeout_s=patient(30)) == 1
     ingest.close()
     assert ids(world) == [0, 1, 2, 100]
 
@@ -92,7 +93,7 @@ def test_rule_1_told_to_go_on_ingest_counts_what_was_lost_and_status_keeps_showi
     before = ingest_module.LOST._value.get()
     ingest = Ingest(world.stack)
     # As `geo-assets ingest --once` does it: what is left is worked off all the same.
-    assert ingest.run_once(timeout_s=20.0) == 1
+    assert ingest.run_once(timeout_s=patient(30)) == 1
     ingest.close()
     assert ids(world) == [0, 1, 2, 100]
     assert ingest_module.LOST._value.get() == before + 4

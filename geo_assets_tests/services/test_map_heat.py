@@ -123,9 +123,12 @@ def test_both_fit_on_a_phone(browser: Any, world: TileWorld, client: httpx.Clien
     page.until("() => geoAssets.map.queryRenderedFeatures({ layers: ['heat-fill'] }).length > 0")
     page.page.touchscreen.tap(180, 370)
     # The mouse rests on the button that it pressed: what a finger touched stays told.
+    told = [f".hover:has-text('{said}')" for said in ("1 tile built", "1 tile waits")]
+    for one in told:
+        page.page.wait_for_selector(one)
     page.page.wait_for_timeout(500)
-    for said in ("1 tile built", "1 tile waits"):
-        assert page.page.is_visible(f".hover:has-text('{said}')")
+    for one in told:
+        assert page.page.is_visible(one)
     page.page.mouse.move(20, 700)
     page.until("() => !document.querySelector('.hover')")
     assert page.faults == []

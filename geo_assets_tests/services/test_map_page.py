@@ -32,6 +32,7 @@ from geo_assets_tests.geofence_world import position, post_fences
 from geo_assets_tests.resources.contract_event_log import read_all
 from geo_assets_tests.services.running import running
 from geo_assets_tests.services.tile_world import TileWorld
+from geo_assets_tests.waiting import patient
 from resources.event_log.protocol import NewRecord
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
@@ -96,9 +97,9 @@ class Page:
     def _loaded(self, _: Any) -> None:
         self.loads += 1
 
-    def until(self, script: str, timeout: float = 40) -> Any:
+    def until(self, script: str, seconds: float = 60) -> Any:
         """Poll from outside: the page's policy forbids what playwright's own waiting evaluates."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + patient(seconds)
         while not (result := self.page.evaluate(script)):
             assert time.monotonic() < deadline, f"{script} did not come true; {self.faults}"
             self.page.wait_for_timeout(50)
@@ -368,7 +369,7 @@ def routed(world: TileWorld) -> Iterator[None]:
         yield
     finally:
         stop.set()
-        thread.join(30)
+        thread.join(patient(30))
 
 
 def test_a_fence_drawn_by_mouse_is_crossed_by_a_device_and_the_trigger_is_listed(

@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 
 from geo_assets.services import native
 from geo_assets.services.native import Difference, LibrariesDiffer
+from geo_assets_tests.waiting import patient
 from geo_assets_tests.world import settings_for
 
 
@@ -161,5 +162,5 @@ def test_dagster_loads_no_code_location_on_other_libraries(tmp_path: Path) -> No
 def _python(code: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"GEO_ASSETS_LIBRARY_CHECK": "refuse", "GEO_ASSETS_HOME": str(tmp_path / "home")}
     return subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=patient(120), check=False
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import random
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +26,7 @@ from geo_assets.tiles.decode import decode
 from geo_assets.tiles.tile import Tile
 from geo_assets_tests.services.running import running
 from geo_assets_tests.stacks import STACKS, changes_of
+from geo_assets_tests.waiting import patient, until
 from geo_assets_tests.world import HERE, World, feature
 from resources.event_log.protocol import NewRecord, Record
 
@@ -48,7 +48,7 @@ class MapClient(threading.Thread):
         super().__init__(daemon=True)
         self._url, self._leaves_after = url, leaves_after
         self._point: str | None = None
-        self._http = httpx.Client(base_url=url, timeout=60, trust_env=False)
+        self._http = httpx.Client(base_url=url, timeout=patient(60), trust_env=False)
         self._versions: dict[tuple[str, int], int] = {}
         self.opened, self._ended = threading.Event(), threading.Event()
         self.connections = 0
@@ -58,7 +58,7 @@ class MapClient(threading.Thread):
         """Revision of each tile that it shows."""
         self.faults: list[str] = []
         self.start()
-        assert self.opened.wait(60)
+        assert self.opened.wait(patient(60))
 
     def run(self) -> None:
         try:
@@ -71,7 +71,9 @@ class MapClient(threading.Thread):
     def _listen(self) -> None:
         headers = {} if self._point is None else {"Last-Event-ID": self._point}
         heard, named = 0, False
-        with httpx.stream("GET", f"{self._url}/events", headers=headers, timeout=60, trust_env=False) as answer:
+        with httpx.stream(
+            "GET", f"{self._url}/events", headers=headers, timeout=patient(60), trust_env=False
+        ) as answer:
             self.connections += 1
             for line in answer.iter_lines():
                 if self._ended.is_set():
@@ -231,12 +233,18 @@ def test_whatever_comes_twice_shuffled_or_late_no_client_sees_a_tile_go_back(wor
                 mischief.hints()
                 mischief.announcements()
                 world.edit(building(BUILDINGS, 1))
-                until(lambda: not lane.turn(0.05) and not ledger.dirty(1_000, unleased=False), "nothing is dirty")
+                until(
+                    lambda: not lane.turn(0.05) and not ledger.dirty(1_000, unleased=False), 240, why="nothing is dirty"
+                )
                 states = {Tile.from_key(s.key).path: s for s in ledger.scan(published=False) if s.revision}
                 last = {path: state.revision for path, state in states.items()}
                 for client in (stays, comes_back):
-                    until(lambda client=client: client.faults or client.has == last, "the clients show what there is")
-                with httpx.Client(base_url=url, trust_env=False) as http:
+                    until(
+                        lambda client=client: client.faults or client.has == last,
+                        240,
+                        why="the clients show what there is",
+                    )
+                with httpx.Client(base_url=url, trust_env=False, timeout=patient(30)) as http:
                     served = {path: http.get(f"/tiles/{path}.mvt").content for path in states}
             finally:
                 stays.close()
@@ -257,11 +265,3 @@ def test_whatever_comes_twice_shuffled_or_late_no_client_sees_a_tile_go_back(wor
             seen[number] = version
     assert seen == NEWEST
     assert world.letters() == []
-
-
-def until(check: Callable[[], Any], what: str, seconds: float = 240.0) -> None:
-    """Ask until it is so."""
-    deadline = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s"
-        time.sleep(0.01)

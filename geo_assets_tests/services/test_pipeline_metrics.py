@@ -14,6 +14,7 @@ from geo_assets.events import topics
 from geo_assets.services.alerting import VALUE, Channel, Condition, State
 from geo_assets.services.pipeline_metrics import PipelineMetrics
 from geo_assets.stack import Stack
+from geo_assets_tests.waiting import until
 from geo_assets_tests.world import World, feature
 from resources.alerts.protocol import Alert, Message
 from resources.event_log.protocol import LogUnavailable
@@ -99,9 +100,6 @@ def test_the_thread_reads_by_itself_and_ends(world: World) -> None:
     world.edit(feature(1, 1), event_id="b")
     metrics = PipelineMetrics(lambda: Stack(world.settings), every_s=0.05)
     metrics.start()
-    until = time.monotonic() + 20
-    while ("watermark_seconds", "all") not in figures(metrics):
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    until(lambda: ("watermark_seconds", "all") in figures(metrics), why="it has read", every=0.05)
     metrics.stop()
     assert not metrics.is_alive()

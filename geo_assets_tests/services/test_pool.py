@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import psutil
@@ -12,11 +11,12 @@ import pytest
 
 from geo_assets.services.pool import Done, TaskFailed, WorkerPool, WorkersUnavailable
 from geo_assets_tests.services.pool_tasks import boom, misbehave, pids
+from geo_assets_tests.waiting import patient, until
 
 
 @pytest.fixture
 def pool() -> Iterator[WorkerPool]:
-    pool = WorkerPool(workers=2, timeout_s=2.0)
+    pool = WorkerPool(workers=2, timeout_s=patient(2.0))
     yield pool
     pool.close()
 
@@ -94,7 +94,4 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: object) -> None:
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
 
-    deadline = time.monotonic() + 15
-    while any(psutil.pid_exists(pid) for pid in workers) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not [pid for pid in workers if psutil.pid_exists(pid)]
+    until(lambda: not any(psutil.pid_exists(pid) for pid in workers), why="the workers have ended", every=0.1)

@@ -21,7 +21,8 @@ from geo_assets.services.trigger_tail import Replaced
 from geo_assets.settings import Settings
 from geo_assets.stack import Stack
 from geo_assets_tests.geofence_world import consistent, expected, fence, post_fences, seen, walk, what
-from geo_assets_tests.services.test_routing import InThread, fences_of, until
+from geo_assets_tests.services.test_routing import InThread, fences_of
+from geo_assets_tests.waiting import until
 from resources.event_log.protocol import NewRecord
 
 RULES = Rules(lateness_ms=1_000)
@@ -65,7 +66,7 @@ def route_after_a_pause(stack: Stack, waiting: list[NewRecord], seconds: float) 
     run.join(seconds)
     assert run.is_alive()
     holding.hold(stack.ledger, "closed")
-    until(lambda: not run.is_alive(), 60.0)
+    until(lambda: not run.is_alive())
     holding.hold(stack.ledger, None)
     return run.result
 

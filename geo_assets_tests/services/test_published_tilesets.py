@@ -20,6 +20,7 @@ from geo_assets.services.tileset.regions import region_of
 from geo_assets.tiles.tile import Tile
 from geo_assets_tests.services.running import running
 from geo_assets_tests.stacks import STACKS, changes_of
+from geo_assets_tests.waiting import patient
 from geo_assets_tests.world import World, feature
 
 IMMUTABLE = "public, max-age=31536000, immutable"
@@ -40,7 +41,7 @@ def client(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Clie
     monkeypatch.setattr(served_tilesets, "POINTER_KEPT_S", 0.0)
     stack = world.stack
     app = create_app(stack.ledger, stack.tiles, stack.log, stack.layers, stack.settings)
-    with running(app, on_stop=app.state.end_streams) as url, httpx.Client(base_url=url, timeout=20) as client:
+    with running(app, on_stop=app.state.end_streams) as url, httpx.Client(base_url=url, timeout=patient(30)) as client:
         yield client
 
 
@@ -105,7 +106,7 @@ def test_a_roll_back_while_serving_changes_what_the_pointer_serves_and_nothing_e
     stop, faults = threading.Event(), list[int]()
 
     def ask() -> None:
-        with httpx.Client(base_url=client.base_url, timeout=20) as own:
+        with httpx.Client(base_url=client.base_url, timeout=patient(30)) as own:
             while not stop.is_set():
                 answer = own.get(f"/tilesets/city/{tile.path}.mvt")
                 seen.add(answer.content)

@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ from geo_assets_tests.own_redis import free_port
 from geo_assets_tests.services.running import running
 from geo_assets_tests.services.tile_world import HERE as TILE
 from geo_assets_tests.services.tile_world import Stream, TileWorld
+from geo_assets_tests.waiting import patient, until
 from geo_assets_tests.world import HERE, World, feature, settings_for
 from scripts.local_services import MissingProgram, Services
 
@@ -83,7 +84,7 @@ class Site:
     def get(self, key: str, url: str | None = None, **headers: str) -> httpx.Response:
         """A tile as a browser asks for it, which knows the cache by the public name."""
         path = purging.tile_path(Tile.from_key(key)) if url is None else url
-        with httpx.Client(base_url=self.cache, timeout=10) as client:
+        with httpx.Client(base_url=self.cache, timeout=patient(30)) as client:
             return client.get(path, headers={"Host": "maps.example", **headers})
 
     def kept(self, key: str, **headers: str) -> bool:
@@ -277,7 +278,7 @@ def test_rule_5_a_cache_out_of_reach_holds_nothing_back_and_is_purged_and_announ
     before = world.announced()
     began = time.monotonic()
     results = world.build_dirty()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < patient(15)
     assert world.stack.ledger.counts().owed["purge"] == len(results) == 6
     assert {result.outcome for result in results} == {"built"}
     news = since(before, world)
@@ -298,11 +299,10 @@ def test_rule_5_a_cache_out_of_reach_holds_nothing_back_and_is_purged_and_announ
         assert {(one["revision"], one["again"]) for one in again} == {(2, True)}
         assert {(one["z"], one["x"], one["y"]) for one in again} == {(one["z"], one["x"], one["y"]) for one in news}
         # The second purge is due when the first is old enough, and a busy machine may miss one.
-        until = time.monotonic() + 20
-        while world.stack.ledger.counts().owed.keys() != {"catalog"} and time.monotonic() < until:
-            time.sleep(0.4)
-            sweep(world.stack)
-        assert world.stack.ledger.counts().owed.keys() == {"catalog"}
+        until(
+            lambda: (time.sleep(0.4), sweep(world.stack), world.stack.ledger.counts().owed.keys() == {"catalog"})[-1],
+            why="both purges are paid",
+        )
     assert since(before + news + again, world) == []
     world.close()
 
@@ -315,7 +315,7 @@ def test_the_second_purge_takes_what_was_fetched_before_the_commit_and_came_in_a
     site.origin.holding = True
     fetch = threading.Thread(target=site.shown, args=(key,))
     fetch.start()
-    wait_for(lambda: site.origin.waiting == 1)
+    until(lambda: site.origin.waiting == 1)
     site.world.edit(feature(1, 2))
     site.world.build_dirty()
     site.origin.holding = False
@@ -413,10 +413,3 @@ def test_an_announcement_made_again_reaches_clients_that_know_its_revision_and_n
 def since(before: list[dict[str, Any]], world: World) -> list[dict[str, Any]]:
     """Announcements that were not there before."""
     return [one for one in world.announced() if one not in before]
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 10) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from geo_assets_tests.waiting import patient
+
 CAPACITY = 100_000
 BYTES = 16_000_000
 """What the allocator may keep for itself; the queue as a whole is 40 MB."""
@@ -20,7 +22,7 @@ def test_rule_9_a_burst_over_capacity_pauses_pulling_sheds_outside_callers_and_t
 ) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "geo_assets_tests.services.router_burst", str(tmp_path), "0.5", "2"],
-        capture_output=True, text=True, timeout=110, check=False,
+        capture_output=True, text=True, timeout=patient(110), check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3_000:]
     rounds = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -32,7 +34,7 @@ def test_rule_9_a_burst_over_capacity_pauses_pulling_sheds_outside_callers_and_t
         assert one["held"] == 0.9 * CAPACITY
         assert one["pauses"] > one["refused"] > 20
         assert "90,000 wait for their acknowledgement, 500 more would exceed 90,000" in one["said"]
-        assert one["longest_s"] < 1.0
+        assert one["longest_s"] < patient(3)
         assert one["grown"] < BYTES
         # Those that were taken, and no others.
         assert one["routed"] == number * 0.9 * CAPACITY

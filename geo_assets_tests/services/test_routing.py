@@ -7,7 +7,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import pytest
 from geo_assets.events import topics
 from geo_assets.events.models import FenceEvent
 from geo_assets.geofence.rules import Rules
-from geo_assets.services import forgetting, position_reader, routing, routing_result
+from geo_assets.services import forgetting, position_reader, routing, routing_lease, routing_result
 from geo_assets.services import geofence_snapshots as snapshots
 from geo_assets.services.dead_letters import list_dead_letters
 from geo_assets.services.fences import FOLDER, FenceBook
@@ -42,6 +42,7 @@ from geo_assets_tests.geofence_world import (
     walk,
     what,
 )
+from geo_assets_tests.waiting import patient, until
 from resources.event_log.protocol import Extent, LogUnavailable, NewRecord, TopicSpec
 from resources.ledger.protocol import LedgerUnavailable
 
@@ -55,13 +56,6 @@ OPTIONS = routing.RoutingOptions(
 def stack(tmp_path: Path) -> Iterator[Stack]:
     with Stack(Settings(home=tmp_path, log_partitions=3)) as opened:
         yield opened
-
-
-def until(ready: Callable[[], Any], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not ready():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.02)
 
 
 class InThread(threading.Thread):
@@ -83,7 +77,7 @@ class InThread(threading.Thread):
 
     def end(self) -> Any:
         self.asked.set()
-        self.join(20)
+        self.join(patient(30))
         return self.result
 
 
@@ -300,7 +294,7 @@ def _open(triggers: list[Any]) -> list[Any]:
     return [trigger for trigger in last.values() if trigger.state == 1]
 
 
-def test_a_standby_takes_over_within_a_second(stack: Stack) -> None:
+def test_a_standby_takes_over_as_soon_as_the_lease_is_given_back(stack: Stack) -> None:
     post_fences(stack, [fence(n) for n in range(6)])
     first = InThread(stack, replace(OPTIONS, idle_s=None))
     until(lambda: marks(stack) == 1)
@@ -308,9 +302,10 @@ def test_a_standby_takes_over_within_a_second(stack: Stack) -> None:
     time.sleep(0.3)
     assert marks(stack) == 1
     first.end()
+    # Given back, and not run out: that takes as long as the lease is held without a word.
     ended = time.monotonic()
     until(lambda: marks(stack) == 2)
-    assert time.monotonic() - ended < 1.0
+    assert time.monotonic() - ended < patient(0.8 * routing_lease.TTL_S)
     stack.log.append(walk(5, 20))
     until(lambda: len(seen(stack)) == 5)
     second.end()
@@ -432,8 +427,9 @@ def test_a_ledger_that_falls_silent_after_it_took_a_snapshot_stops_nobody(stack:
 
 def test_a_log_that_is_away_for_a_while_costs_nothing(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     post_fences(stack, [fence(n) for n in range(6)])
-    run = InThread(stack, replace(OPTIONS, idle_s=None))
-    until(lambda: marks(stack) == 1)
+    run = InThread(stack, replace(OPTIONS, idle_s=None, report_s=0.1))
+    # It marks partitions before it reads positions; one that cannot begin ends, and is started again.
+    until(lambda: stack.ledger.get_value(routing_result.VALUE), why="it routes")
     read = stack.log.extents
 
     def away(topic: str) -> Any:
@@ -511,7 +507,7 @@ def test_erase_device_at_the_command_line(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def metrics_of(port: int) -> dict[str, float]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=patient(30)) as answer:
         lines = answer.read().decode().splitlines()
     return {name: float(value) for name, _, value in (x.rpartition(" ") for x in lines if not x.startswith("#"))}
 

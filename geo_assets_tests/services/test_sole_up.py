@@ -16,6 +16,7 @@ from geo_assets.configuration import ConfigurationError
 from geo_assets.services.sole_up import AlreadyRunningElsewhere, SoleUp
 from geo_assets.settings import Settings
 from geo_assets_tests.postgres_rooms import PostgresRoom, postgres_room
+from geo_assets_tests.waiting import until
 
 HOLDER = """
 import sys, time
@@ -45,13 +46,6 @@ def sole(room: PostgresRoom) -> Iterator[Callable[..., SoleUp]]:
     yield make
     for one in made:
         one.release()
-
-
-def until(check: Callable[[], Any], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.05)
 
 
 def end_sessions(room: PostgresRoom) -> None:

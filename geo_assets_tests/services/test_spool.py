@@ -3,7 +3,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geo_assets.services.spool import Spool, SpoolFull, SpoolInUse
+from geo_assets_tests.waiting import until
 
 spawn = multiprocessing.get_context("spawn")
 
@@ -122,9 +122,7 @@ def test_rule_2_a_process_killed_while_it_appends_loses_nothing_that_append_retu
     told = spawn.Value("q", 0)
     process = spawn.Process(target=append_for_ever, args=(tmp_path, told))
     process.start()
-    deadline = time.monotonic() + 30
-    while told.value < 700 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: told.value >= 700, why="it has appended a while", every=0.01)
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
     process.join()

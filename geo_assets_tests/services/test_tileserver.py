@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from geo_assets.services.tileserver.serving import ObjectCache, TileReader
 from geo_assets.tiles.tile import Tile
 from geo_assets.tiles.workkey import tile_hash
 from geo_assets_tests.services.tile_world import HERE, LAYERS, TileWorld
+from geo_assets_tests.waiting import patient, until
 from resources.ledger.protocol import Failure
 
 DATA = b"a tile, as far as the server can tell " * 20
@@ -591,23 +591,23 @@ def test_the_process_serves_until_sigterm_and_ends_its_streams(tmp_path: Path) -
     command = [sys.executable, "-c", script]
     process = subprocess.Popen(command, env=environment, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
-        deadline = time.monotonic() + 20
-        while True:
+
+        def ready() -> bool:
             try:
-                if httpx.get(f"http://127.0.0.1:{port}/readyz").status_code == 200:
-                    break
+                return httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=patient(30)).status_code == 200
             except httpx.TransportError:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+                return False
+
+        until(ready, why="the server is ready", every=0.05)
         taken = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False)
         assert taken.returncode != 0
         assert "GEO_ASSETS_TILES_PORT" in taken.stderr.splitlines()[-1]
-        with httpx.stream("GET", f"http://127.0.0.1:{port}/events") as stream:
+        with httpx.stream("GET", f"http://127.0.0.1:{port}/events", timeout=patient(30)) as stream:
             lines = stream.iter_lines()
             next(lines)
             process.send_signal(signal.SIGTERM)
             assert all("error" not in line for line in lines)
-        assert process.wait(10) == 0
+        assert process.wait(patient(30)) == 0
         assert b"Traceback" not in (process.stdout.read() if process.stdout else b"")
     finally:
         process.kill()

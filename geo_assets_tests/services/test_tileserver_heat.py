@@ -25,6 +25,7 @@ from geo_assets.services.tileserver.heat import Counts, HeatMap, cell_of, resolu
 from geo_assets.services.tileserver.waiting import WaitingMap, by_prefix
 from geo_assets.tiles.tile import Box, Tile
 from geo_assets_tests.services.tile_world import HERE, TileWorld
+from geo_assets_tests.waiting import patient
 from resources.event_log.protocol import LogUnavailable, NewRecord, OffsetOutOfRange
 from resources.ledger.protocol import Lag
 
@@ -413,7 +414,7 @@ def test_tiles_are_served_while_lookers_wait_for_a_slow_ledger(
 ) -> None:
     world.publish(HERE, DATA)
     release = threading.Event()
-    monkeypatch.setattr(type(world.ledger), "lag", lambda *_: release.wait(15) and [])
+    monkeypatch.setattr(type(world.ledger), "lag", lambda *_: release.wait(patient(120)) and [])
     with contextlib.ExitStack() as stack:
         # More than the threads that the server reads tiles with.
         for _ in range(50):
@@ -421,7 +422,7 @@ def test_tiles_are_served_while_lookers_wait_for_a_slow_ledger(
             waiting.sendall(b"GET /waiting.geojson?zoom=7 HTTP/1.1\r\nHost: here\r\n\r\n")
         time.sleep(0.3)
         try:
-            answer = client.get(f"/tiles/{HERE.path}.mvt", timeout=5)
+            answer = client.get(f"/tiles/{HERE.path}.mvt", timeout=patient(30))
         finally:
             release.set()
     assert answer.status_code == 200

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ from geo_assets_tests.geofence_world import fence, position, post_fences
 from geo_assets_tests.services.running import running
 from geo_assets_tests.services.tile_world import Stream, TileWorld
 from geo_assets_tests.stacks import STACKS, changes_of
+from geo_assets_tests.waiting import patient, until
 from resources.event_log.protocol import NewRecord
 
 BOX = "24,60,26,61"
@@ -88,10 +90,7 @@ def test_a_page_hears_devices_triggers_and_changed_fences(stack_name: str, tmp_p
             assert [t["sequence"] for t in told(stream, 1)] == [0]
             post_fences(stack, [fence(0, name="Depot")])
             folding.FenceBook(stack).fold()
-            began = time.monotonic()
-            while stream.named("fences")["total"] != 1:
-                pass
-            assert time.monotonic() - began < 2
+            until(lambda: stream.named("fences")["total"] == 1, why="the fence is told")
             world.log.append([position("bus", start + 1, 24.91, 60.2), position("far", start, 3.0, 50.0)])
             assert set(heard(stream, 1)) == {"bus"}
             send(world, encode(trigger(1)), encode(trigger(2)))
@@ -234,13 +233,6 @@ def test_nothing_is_read_and_nothing_remembered_while_nobody_listens(
         assert topics.TRIGGERS not in read
 
 
-def until(true: Any, seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_a_slow_client_is_told_the_newest_and_nothing_queues_up(world: TileWorld) -> None:
     client = LiveClient(Wanted(Box(0, 0, 10, 10), devices=True, triggers=True))
     for step in range(1_000):
@@ -353,7 +345,7 @@ def test_a_client_that_forges_the_header_is_believed_by_nobody(world: TileWorld)
     app = create_app(world.ledger, world.tiles, world.log, world.layers, world.settings, Options(max_live_of_one=1))
     with (
         running(app, on_stop=app.state.end_streams, forwarded_allow_ips="192.0.2.1") as url,
-        httpx.Client(base_url=url, timeout=20) as client,
+        httpx.Client(base_url=url, timeout=patient(30)) as client,
     ):
         answers = [
             client.send(client.build_request("GET", "/live", headers=from_address(f"203.0.113.{n}")), stream=True)
@@ -386,18 +378,21 @@ def test_a_box_over_the_date_line_holds_both_its_sides() -> None:
 
 
 def test_the_event_loop_is_never_blocked_by_a_slow_log(world: TileWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = type(world.log).extents
+    honest, asked, answers = type(world.log).extents, threading.Event(), threading.Event()
 
     def slow(log: Any, topic: str) -> Any:
         if topic == topics.POSITIONS:
-            time.sleep(1.5)
+            asked.set()
+            answers.wait(patient(120))
         return honest(log, topic)
 
     monkeypatch.setattr(type(world.log), "extents", slow)
     with world.served() as client:
-        watch(client, "devices")
-        for _ in range(5):
-            began = time.monotonic()
-            assert client.get("/healthz").status_code == 200
-            assert time.monotonic() - began < 1.0
-            time.sleep(0.05)
+        try:
+            watch(client, "devices")
+            assert asked.wait(patient(30))
+            for _ in range(5):
+                assert client.get("/healthz").status_code == 200
+            assert not answers.is_set()
+        finally:
+            answers.set()

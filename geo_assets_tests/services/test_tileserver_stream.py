@@ -14,11 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geo_assets.events import topics
+from geo_assets.services.tileserver import create_app
+from geo_assets.services.tileserver import stream as stream_module
 from geo_assets.services.tileserver.metrics import Metrics
 from geo_assets.services.tileserver.stream import ChangeHub, Client, Delivery, Filter, _parse, _point
 from geo_assets.tiles.tile import MAX_LATITUDE, Box, Tile
 from geo_assets.tiles.workkey import tile_hash
+from geo_assets_tests.services.running import running
 from geo_assets_tests.services.tile_world import HERE, Stream, TileWorld
+from geo_assets_tests.waiting import patient, until
 from resources.event_log.protocol import NewRecord
 
 ROW = [Tile(14, HERE.x + dx, HERE.y) for dx in range(8)]
@@ -60,14 +64,18 @@ def test_a_committed_tile_is_told_with_its_hash_and_revision(world: TileWorld, c
 
 
 def test_what_was_told_before_the_stream_opened_is_not_told_again(world: TileWorld, client: httpx.Client) -> None:
+    before = Stream(client).started()
     world.publish(HERE, b"one")
-    time.sleep(0.4)
+    before.changes(1)
     assert Stream(client).started().silent()
 
 
-def test_a_change_reaches_the_client_within_50_ms(world: TileWorld, client: httpx.Client) -> None:
+def test_a_change_reaches_the_client_when_it_comes_and_not_at_the_end_of_a_wait_for_it(
+    world: TileWorld, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_module, "POLL_S", 2.0)
     stream = Stream(client).started()
-    took: list[float] = []
+    began = time.monotonic()
     for number in range(20):
         world.publish(ROW[number % 8], b"%d" % number, tell=False)
         state = world.ledger.read([ROW[number % 8].key])[ROW[number % 8].key]
@@ -75,11 +83,9 @@ def test_a_change_reaches_the_client_within_50_ms(world: TileWorld, client: http
             14, ROW[number % 8].x, ROW[number % 8].y, (state.content_hash or "").encode(), state.revision,
         )  # fmt: skip
         world.log.append([NewRecord(topics.TILE_UPDATED, ROW[number % 8].key, value)])
-        appended = time.perf_counter()
         stream.changes(1)
-        took.append(time.perf_counter() - appended)
-    # The median: a test machine with other work on it may stall once.
-    assert sorted(took)[10] < 0.05, took
+    # Of forty seconds of waits.
+    assert time.monotonic() - began < patient(20)
 
 
 def test_a_client_resumes_where_it_stopped_and_hears_the_newest_of_each_tile_once(
@@ -218,12 +224,13 @@ def test_a_resume_point_beyond_retention_gets_a_reset(world: TileWorld, client: 
 
 def test_a_resume_that_would_read_too_much_gets_a_reset(world: TileWorld) -> None:
     with world.served(replay_records=10) as client:
-        start = Stream(client).started().id
+        first = Stream(client).started()
+        first_id = first.id
         for number in range(2):
             for tile in ROW:
                 world.publish(tile, b"%d" % number)
-        time.sleep(0.5)
-        event = Stream(client, resume=start).next()
+        first.changes(2 * len(ROW))
+        event = Stream(client, resume=first_id).next()
         assert event is not None
         assert (event["event"], event.body["reason"]) == ("reset", "too-far")
 
@@ -333,13 +340,12 @@ def test_heartbeats_move_the_resume_point_past_what_the_filter_left_out(world: T
         stream = Stream(client, min_zoom=20).started()
         before = stream.id
         world.publish(HERE, b"not for this client")
-        time.sleep(0.3)
-        deadline = time.monotonic() + 5
-        while stream.id == before and time.monotonic() < deadline:
+        deadline = time.monotonic() + patient(60)
+        while stream.id == before:
+            assert time.monotonic() < deadline, "heartbeats name no other point"
             event = stream.next()
             assert event is not None
             assert "data" not in event
-        assert stream.id != before
         assert Stream(client, resume=stream.id).started().silent(0.1)
 
 
@@ -369,15 +375,13 @@ def test_a_head_of_the_stream_ends(client: httpx.Client) -> None:
 
 def test_a_client_that_leaves_gives_its_place_back(world: TileWorld) -> None:
     with world.served(max_clients=1) as client:
-        with httpx.stream("GET", f"{client.base_url}/events") as response:
+        with httpx.stream("GET", f"{client.base_url}/events", timeout=patient(30)) as response:
             lines = response.iter_lines()
             next(lines)
             refused = client.get("/events")
             assert refused.status_code == 503
             assert "retry-after" in refused.headers
-        deadline = time.monotonic() + 5
-        while _metric(client, "tileserver_sse_clients") and time.monotonic() < deadline:
-            time.sleep(0.05)
+        until(lambda: not _metric(client, "tileserver_sse_clients"), why="its place is free", every=0.05)
         Stream(client).started()
 
 
@@ -394,13 +398,13 @@ def test_rule_9_a_slow_client_is_dropped_with_a_resume_point_and_misses_nothing(
             received += slow.recv(2048)
         quick = Stream(client).started()
         told = 0
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + patient(60)
         while _metric(client, "tileserver_sse_drops_total") == 0 and time.monotonic() < deadline:
             world.log.append([_numbered(told + number) for number in range(500)])
             told += 500
-            quick.changes(500, timeout=20)
+            quick.changes(500)
         assert _metric(client, "tileserver_sse_drops_total") == 1
-        slow.settimeout(10)
+        slow.settimeout(patient(30))
         while chunk := slow.recv(65536):
             received += chunk
         slow.close()
@@ -444,10 +448,12 @@ def test_many_clients_share_one_reader_and_hear_the_same(world: TileWorld, clien
 
 
 def test_a_server_that_ends_closes_its_streams_at_once(world: TileWorld) -> None:
-    with world.served() as client:
+    app = create_app(world.ledger, world.tiles, world.log, world.layers, world.settings)
+    with running(app, on_stop=app.state.end_streams, grace_s=60) as url, httpx.Client(base_url=url) as client:
         stream = Stream(client).started()
-        started = time.monotonic()
-    assert time.monotonic() - started < 2.0
+        began = time.monotonic()
+    # Not after the time that open requests have.
+    assert time.monotonic() - began < patient(15)
     assert stream.next() is None
 
 
@@ -459,7 +465,7 @@ async def test_a_full_queue_drops_the_client_and_frees_what_was_waiting() -> Non
     assert client.dropped
     assert list(client.take()) == []
     assert client.offer(delivery), "a client that is dropped already is not dropped again"
-    await asyncio.wait_for(client.wait(), 1)
+    await asyncio.wait_for(client.wait(), patient(30))
 
 
 _degrees = st.floats(-180, 180, allow_nan=False)

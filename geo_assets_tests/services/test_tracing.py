@@ -26,6 +26,7 @@ from geo_assets.services.tracing import MOST_LINKS, TileTraces, headers_with, pa
 from geo_assets_tests.running_platform import free_ports
 from geo_assets_tests.services.collector import Collector, chain, collector
 from geo_assets_tests.services.running import running
+from geo_assets_tests.waiting import patient
 from geo_assets_tests.world import HERE, World, feature, settings_for
 from resources.event_log.protocol import Record
 
@@ -61,7 +62,7 @@ class Pipeline:
         content = json.dumps(body).encode()
         signed = sign(SECRET, f"m{self._sent}", int(time.time()), content)
         given = {"content-type": "application/json"} | signed | headers
-        return httpx.post(f"{self.url}/v1/{kind}", content=content, headers=given, trust_env=False, timeout=60)
+        return httpx.post(f"{self.url}/v1/{kind}", content=content, headers=given, trust_env=False, timeout=patient(60))
 
     def work(self) -> None:
         """Until everything is announced."""
@@ -254,12 +255,14 @@ def test_a_collector_that_hangs_holds_nothing_up_and_what_it_does_not_take_is_co
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(span_sending.Sender.__init__, "__kwdefaults__", {"most": 10, "every_s": 0.01})
+    # It hangs for longer than all of this takes.
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", f"{patient(60):.0f}")
     before = counted("dropped")
     with collector() as hanging:
         hanging.free.clear()
         with pipeline(tmp_path / "home", otlp_endpoint=hanging.url) as here:
             here.post(feature(1))
-            assert hanging.came.wait(30)
+            assert hanging.came.wait(patient(30))
             here.post(feature(2))
             here.work()
             assert len(here.world.announced()) >= 5
@@ -311,7 +314,12 @@ print(sorted(name for name in sys.modules if name.startswith(("opentelemetry", "
 """
     environment = {"PATH": "/usr/bin:/bin", "OTEL_SDK_DISABLED": "true", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://x"}
     done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=patient(120),
     )
     assert done.stdout.splitlines()[-1] == "[]"
 

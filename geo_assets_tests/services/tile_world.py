@@ -20,6 +20,7 @@ from geo_assets.tiles.layers import Layer, LayerSet
 from geo_assets.tiles.tile import Tile
 from geo_assets.tiles.workkey import compress, tile_hash
 from geo_assets_tests.services.running import running
+from geo_assets_tests.waiting import patient
 from resources.ledger.protocol import Commit
 
 LAYERS = LayerSet(
@@ -73,7 +74,10 @@ class TileWorld:
     def served(self, **options: Any) -> Iterator[httpx.Client]:
         """A client of a real server of this map."""
         app = create_app(self.ledger, self.tiles, self.log, self.layers, self.settings, Options(**options))
-        with running(app, on_stop=app.state.end_streams) as url, httpx.Client(base_url=url, timeout=20) as client:
+        with (
+            running(app, on_stop=app.state.end_streams) as url,
+            httpx.Client(base_url=url, timeout=patient(30)) as client,
+        ):
             yield client
 
     def close(self) -> None:
@@ -107,7 +111,7 @@ class Stream:
         self.id: str | None = None
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
-        opened = self._opened.get(timeout=10)
+        opened = self._opened.get(timeout=patient(30))
         if isinstance(opened, Exception):
             raise opened
         self.response = opened
@@ -115,7 +119,7 @@ class Stream:
     def _read(self) -> None:
         url, parameters, headers = self._arguments
         try:
-            with httpx.stream("GET", url, params=parameters, headers=headers, timeout=30) as response:
+            with httpx.stream("GET", url, params=parameters, headers=headers, timeout=patient(30)) as response:
                 self._opened.put(response)
                 event = Event()
                 for line in response.iter_lines():
@@ -130,21 +134,21 @@ class Stream:
         finally:
             self._events.put(None)
 
-    def next(self, timeout: float = 5.0) -> Event | None:
+    def next(self) -> Event | None:
         """The next event that says something (data or a heartbeat); None at the end of the stream."""
         while True:
-            event = self._events.get(timeout=timeout)
+            event = self._events.get(timeout=patient(30))
             if event is None:
                 return None
             self.id = event.get("id", self.id)
             if "data" in event or ":" in event:
                 return event
 
-    def changes(self, number: int, timeout: float = 5.0) -> list[Event]:
+    def changes(self, number: int) -> list[Event]:
         """The next so many changes."""
         found: list[Event] = []
         while len(found) < number:
-            event = self.next(timeout)
+            event = self.next()
             assert event is not None, "the stream ended"
             if "data" in event:
                 found.append(event)
@@ -153,16 +157,16 @@ class Stream:
     def started(self) -> Stream:
         """Wait for the point from which the stream is live."""
         while True:
-            event = self._events.get(timeout=5)
+            event = self._events.get(timeout=patient(30))
             assert event is not None
             self.id = event.get("id", self.id)
             if "id" in event and "data" not in event:
                 return self
 
-    def named(self, name: str, timeout: float = 5.0) -> Any:
+    def named(self, name: str) -> Any:
         """The body of the next event of a name."""
         while True:
-            event = self._events.get(timeout=timeout)
+            event = self._events.get(timeout=patient(30))
             assert event is not None, "the stream ended"
             if event.get("event") == name:
                 return event.body

@@ -21,6 +21,7 @@ from geo_assets.services.lane.reading import HintReader
 from geo_assets.services.pool import WorkerPool
 from geo_assets_tests.services.lane.test_burst import giant
 from geo_assets_tests.stacks import STACKS, changes_of
+from geo_assets_tests.waiting import patient
 from geo_assets_tests.world import HERE, World, feature
 
 FULL = 100
@@ -76,9 +77,9 @@ def test_at_a_full_queue_it_keeps_polling_asks_for_nothing_pauses_late_goes_on_a
         edits = 0
         with monkeypatch.context() as busy:
             busy.setattr(Lane, "_work", lambda self: None)
-            until = time.monotonic() + 60
+            deadline = time.monotonic() + patient(60)
             while here._flow.asks:
-                assert time.monotonic() < until
+                assert time.monotonic() < deadline
                 if not asked or len(here._queue) < FULL:
                     hint(world, edits := edits + 1)
                 here.turn(0.05)
@@ -112,9 +113,9 @@ def test_at_a_full_queue_it_keeps_polling_asks_for_nothing_pauses_late_goes_on_a
         here.turn(0.0)
         assert not any(one.paused for one in here._reader.holdings().values())
         everything = world.stack.log.extents(topics.TILES)
-        until = time.monotonic() + 90
+        deadline = time.monotonic() + patient(90)
         while dirty(world) or unread(world, everything) or here._queue:
-            assert time.monotonic() < until, "it does not come to rest"
+            assert time.monotonic() < deadline, "it does not come to rest"
             here.turn(0.05)
         clock.ahead_s += 2.0
         here.turn(0.0)
@@ -147,18 +148,18 @@ def test_an_outage_while_partitions_are_paused_leaves_none_paused_for_ever(
         with monkeypatch.context() as busy:
             busy.setattr(Lane, "_work", lambda self: None)
             world.edit(feature(1, 1))
-            until = time.monotonic() + 60
+            deadline = time.monotonic() + patient(60)
             while not here._paused:
-                assert time.monotonic() < until
+                assert time.monotonic() < deadline
                 here.turn(0.05)
                 clock.ahead_s += 1.0
         here.give_up_turn()  # As `run` does after an outage: what was read comes again.
         clock.ahead_s += PAUSED_LEAST_S
         here.turn(0.0)
         assert not any(one.paused for one in here._reader.holdings().values())
-        until = time.monotonic() + 60
+        deadline = time.monotonic() + patient(60)
         while dirty(world) or not world.published():
-            assert time.monotonic() < until
+            assert time.monotonic() < deadline
             here.turn(0.05)
     finally:
         here.close()
@@ -197,7 +198,7 @@ class HeldBack:
     def go(self) -> str:
         """Build the one that has waited longest; its tile."""
         key, pool, work, task, future = self.waiting.pop(0)
-        future.set_result(self.start(pool, work, task).result(timeout=60))
+        future.set_result(self.start(pool, work, task).result(timeout=patient(60)))
         return key
 
 
@@ -240,16 +241,16 @@ def test_small_edits_behind_giants_are_built_while_the_first_of_them_is_under_wa
         here.turn(0.0)
         for number in range(3):
             city.edit(circle(number, (HERE[0] + 0.1 * number, HERE[1]), LARGE_VERTICES))
-        until = time.monotonic() + 60
+        deadline = time.monotonic() + patient(60)
         while not [one for one in asked if not one.small]:
-            assert time.monotonic() < until
+            assert time.monotonic() < deadline
             here.turn(0.05)
         assert len(back.waiting) == city.settings.live_build_workers, "one fewer than works: that one is for small work"
         for number in range(20):
             city.edit(circle(100 + number, (HERE[0] + 0.05 * number, HERE[1] + 0.3), SMALL_VERTICES))
         small: set[str] = set()
         while len(small) < 40:  # Zooms 13 and 14 of each.
-            assert time.monotonic() < until, f"{len(small)} small tiles while a giant is under way"
+            assert time.monotonic() < deadline, f"{len(small)} small tiles while a giant is under way"
             here.turn(0.05)
             small = {key for key in city.published() if any(p["version"] for p in city.properties(key))}
         assert [one.work.task.key for one in granted if not one.small] == [back.waiting[0][0]]
@@ -257,7 +258,7 @@ def test_small_edits_behind_giants_are_built_while_the_first_of_them_is_under_wa
 
         ended: list[str] = []
         while dirty(city) or here._jobs:
-            assert time.monotonic() < until
+            assert time.monotonic() < deadline
             if back.waiting:
                 ended.append(back.go())
             here.turn(0.05)
@@ -287,13 +288,13 @@ def test_a_giant_that_fails_gives_back_what_it_holds(city: World, monkeypatch: p
     try:
         here.turn(0.0)
         city.edit(giant(0))
-        until = time.monotonic() + 60
+        deadline = time.monotonic() + patient(60)
         while not [one for one in city.stack.ledger.dirty(100, unleased=False) if one.attempts]:
-            assert time.monotonic() < until
+            assert time.monotonic() < deadline
             here.turn(0.05)
         failing[0] = False
         while dirty(city):
-            assert time.monotonic() < until
+            assert time.monotonic() < deadline
             here.turn(0.05)
         assert here._budget.gauges(0.0)[:3] == (0, 0, 0)
     finally:

@@ -16,6 +16,7 @@ from geo_assets.services.lane.lane import Lane
 from geo_assets.services.lane.reading import HintReader
 from geo_assets.services.pool import WorkerPool
 from geo_assets.tiles.decode import decode
+from geo_assets_tests.waiting import patient
 from geo_assets_tests.world import HERE, World, feature
 
 LAYERS = "max_zoom: 14\nlayers: [{name: buildings, min_zoom: 13, min_pixels: 0}]\n"
@@ -81,7 +82,7 @@ def test_in_a_burst_of_giants_the_lane_goes_on_polling_keeps_its_budget_and_lose
             lane.turn(0.05)
         for number in range(SMALL):
             world.edit(feature(100 + number, 1, at=(HERE[0] + 0.05 * number, HERE[1] + 0.2)))
-        deadline = time.monotonic() + 240
+        deadline = time.monotonic() + patient(240)
         while lane.turn(0.05) or world.stack.ledger.dirty(1_000, unleased=False):
             assert time.monotonic() < deadline, "it does not come to rest"
     finally:

@@ -13,6 +13,7 @@ from geo_assets.services.build import TileBuilder, TileResult
 from geo_assets.services.lane import health
 from geo_assets.services.lane.lane import Lane
 from geo_assets_tests.stacks import STACKS, changes_of
+from geo_assets_tests.waiting import patient
 from geo_assets_tests.world import HERE, World, feature
 from resources.event_log.protocol import NewRecord
 from resources.feature_store.protocol import FeatureStoreUnavailable
@@ -41,8 +42,8 @@ def worker(world: World) -> Iterator[Lane]:
 def work(worker: Lane, *, leaves: int = 0) -> int:
     """Turn until no more than so many tiles are dirty and nothing comes any more; tiles that came to an end."""
     done = quiet = 0
-    until = time.monotonic() + 20
-    while time.monotonic() < until:
+    deadline = time.monotonic() + patient(60)
+    while time.monotonic() < deadline:
         ended = worker.turn(0.05)
         done += ended
         left = len(worker.stack.ledger.dirty(1_000, unleased=False))
