@@ -636,6 +636,19 @@ def _runs(lengths: Integers) -> tuple[Integers, Integers]:
     return run, np.arange(len(run)) - (np.cumsum(lengths) - lengths)[run]
 
 
+def _back_and_forth(parts: npt.NDArray[Any]) -> Booleans:
+    """Polygons of four sides along the axes that enclose nothing: no more than their edges.
+
+    GEOS takes one whose every corner is a corner of its bounding box for that box, and all points of it for inside.
+    """
+    suspects = np.flatnonzero((shapely.get_num_coordinates(parts) == 5) & (shapely.area(parts) == 0))
+    result = np.zeros(len(parts), dtype=np.bool_)
+    for index in suspects.tolist():
+        steps = np.diff(shapely.get_coordinates(parts[index]), axis=0)
+        result[index] = bool((steps == 0).any(axis=1).all())
+    return result
+
+
 def _take_apart(
     geometries: list[shapely.Geometry | None],
 ) -> tuple[_Edges, npt.NDArray[Any], Integers]:
@@ -653,11 +666,12 @@ def _take_apart(
     if not np.isfinite(shapely.get_coordinates(parts)).all():
         raise CoverError("a coordinate of the geometry is not a finite number")
     parts = shapely.transform(parts, to_mercator)
-    areal = kinds == shapely.GeometryType.POLYGON
+    areal = (kinds == shapely.GeometryType.POLYGON) & ~_back_and_forth(parts)
     polygons, polygon_feature = parts[areal], feature[areal]
     rings, ring_index = shapely.get_rings(polygons, return_index=True)
-    lines = np.concatenate((rings, parts[(kinds == 1) | (kinds == 2)]))
-    line_feature = np.concatenate((polygon_feature[ring_index], feature[(kinds == 1) | (kinds == 2)]))
+    other = ((kinds == shapely.GeometryType.POLYGON) & ~areal) | (kinds == 1) | (kinds == 2)
+    lines = np.concatenate((rings, parts[other]))
+    line_feature = np.concatenate((polygon_feature[ring_index], feature[other]))
     coordinates, line = shapely.get_coordinates(lines, return_index=True)
     joined = np.flatnonzero(line[1:] == line[:-1])
     points = shapely.get_coordinates(parts[kinds == 0])

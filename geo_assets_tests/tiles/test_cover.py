@@ -272,6 +272,20 @@ def test_degenerate_and_invalid_geometry_is_covered_and_breaks_nothing(geometry:
         assert covered(geometry, zoom, BUFFER) == brute_force(geometry, zoom, BUFFER)
 
 
+@pytest.mark.parametrize("turn", range(4))
+@pytest.mark.parametrize("there_and_back", ["N E", "E N", "E W", "N S"])
+def test_a_ring_along_two_axes_and_back_is_no_more_than_its_edges(there_and_back: str, turn: int) -> None:
+    # GEOS takes such a ring for its bounding box.
+    step = {"N": (0, 30), "E": (40, 0), "S": (0, -30), "W": (-40, 0)}
+    one, two = (step[each] for each in there_and_back.split())
+    ring = [one, (0, 0), two, (0, 0)]
+    ring = [(x + 10, y + 10) for x, y in ring[turn:] + ring[:turn]]
+    polygon = Polygon(ring)
+    for geometry in (polygon, GeometryCollection([Point(10, 10), polygon])):
+        for zoom in (2, 5, 7):
+            assert covered(geometry, zoom, BUFFER) == brute_force(LineString([*ring, ring[0]]), zoom, BUFFER)
+
+
 def test_a_hole_that_leaves_its_shell_still_touches_the_tiles_along_it() -> None:
     hole = [(0, 0), (30, 5), (5, 30), (0, 0)]
     polygon = Polygon([(0, 0), (20, 0), (20, 20), (0, 20)], [hole])
