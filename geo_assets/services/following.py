@@ -226,12 +226,12 @@ class _Recent:
         come = first + here.nonzero()[0]
         if not len(gone) and not len(come):
             return shown, followed.high
-        high = columns.high[come]
+        coming = columns.high[come]
         if len(come) > 1:
-            order = high.argsort(kind="stable")
-            come, high = come[order], high[order]
-        moved = _Moves.of(len(shown.number), gone, followed.high.searchsorted(high), come)
-        digest = moved.column(shown.digest, columns.digest)
+            order = coming.argsort(kind="stable")
+            come, coming = come[order], coming[order]
+        moved = _Moves.of(len(shown.number), gone, followed.high.searchsorted(coming), come)
+        digest, high = moved.column(shown.digest, columns.digest), moved.column(followed.high, columns.high)
         vertices = moved.column(shown.vertices_each, columns.vertices)
         time_ms = moved.column(shown.time_each, columns.time_ms)
         exchanged = Shown(
@@ -241,9 +241,9 @@ class _Recent:
             time_each=time_ms,
             vertices=int(vertices.sum()),
             data_time_ms=int(time_ms.max(initial=0)),
-            source_digest=_source_digest(digest),
+            source_digest=_source_digest(digest, high),
         )
-        return exchanged, moved.column(followed.high, columns.high)
+        return exchanged, high
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,19 +359,22 @@ def _by_digest(shown: Shown, at: int) -> Followed:
     """
     high = halves(shown.digest)[0]
     order = high.argsort(kind="stable")
-    digest = shown.digest[order]
+    digest, high = shown.digest[order], high[order]
     ordered = replace(
         shown,
         digest=digest,
         number=shown.number[order],
         vertices_each=shown.vertices_each[order],
         time_each=shown.time_each[order],
-        source_digest=_source_digest(digest),
+        source_digest=_source_digest(digest, high),
     )
-    return Followed(ordered, high[order], at, 0)
+    return Followed(ordered, high, at, 0)
 
 
-def _source_digest(digest: npt.NDArray[np.uint8]) -> str:
+def _source_digest(digest: npt.NDArray[np.uint8], high: Unsigned) -> str:
+    """The source digest of a tile of digests that ascend by their first half."""
+    if (high[1:] > high[:-1]).all():
+        return workkey.ordered_source_digest(digest)
     (found,) = workkey.source_digests(1, np.zeros(len(digest), np.int64), digest)
     return found
 
