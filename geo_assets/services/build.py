@@ -75,18 +75,11 @@ class TileResult:
 def weigh(stack: Stack, keys: Sequence[str]) -> tuple[list[str], np.ndarray]:
     """What a build of these tiles would find: work key and vertices of each, from one query."""
     digests = stack.features.digests(build_worker.boxes_of(keys, stack.layers))
-    work_keys, _ = _work_keys(stack, keys, digests.pair_tile, digests.pair_digest)
+    recipe = current_recipe(stack.layers, engines.version(stack))
+    sources = workkey.source_digests(len(keys), digests.pair_tile, digests.pair_digest)
+    work_keys = [workkey.work_key(key, digest, recipe) for key, digest in zip(keys, sources, strict=True)]
     vertices = np.bincount(digests.pair_tile, weights=digests.pair_vertices, minlength=len(keys)).astype(np.int64)
     return work_keys, vertices
-
-
-def _work_keys(
-    stack: Stack, keys: Sequence[str], pair_tile: np.ndarray, pair_digest: np.ndarray
-) -> tuple[list[str], list[str]]:
-    """Work keys of tiles that show features of these digests, and the source digests that they are made of."""
-    recipe = current_recipe(stack.layers, engines.version(stack))
-    sources = workkey.source_digests(len(keys), pair_tile, pair_digest)
-    return [workkey.work_key(key, digest, recipe) for key, digest in zip(keys, sources, strict=True)], sources
 
 
 @dataclass(slots=True)
@@ -271,10 +264,16 @@ class TileBuilder:
             shown = encoding.shown_of(self.stack.features.digests(build_worker.boxes_of(keys, self.stack.layers)))
         else:
             shown = self._follower.shown(keys, anew)
-        pair_tile = np.arange(len(keys)).repeat([len(each.number) for each in shown])
-        pair_digest = np.concatenate([each.digest for each in shown])
-        work_keys, sources = _work_keys(self.stack, keys, pair_tile, pair_digest)
-        return work_keys, [replace(each, source_digest=one) for each, one in zip(shown, sources, strict=True)]
+        unknown = [number for number, each in enumerate(shown) if not each.source_digest]
+        if unknown:
+            some = [shown[number] for number in unknown]
+            pair_tile = np.arange(len(some)).repeat([len(each.number) for each in some])
+            found = workkey.source_digests(len(some), pair_tile, np.concatenate([each.digest for each in some]))
+            shown = list(shown)
+            for number, source in zip(unknown, found, strict=True):
+                shown[number] = replace(shown[number], source_digest=source)
+        recipe = current_recipe(self.stack.layers, engines.version(self.stack))
+        return [workkey.work_key(key, each.source_digest, recipe) for key, each in zip(keys, shown, strict=True)], shown
 
     def _encode(self, tasks: list[BuildTask]) -> Iterator[tuple[Sequence[BuildTask], Sequence[Built | TaskFailed]]]:
         """Chunks of tasks with their results, as they come."""

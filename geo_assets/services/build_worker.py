@@ -17,7 +17,7 @@ import structlog
 
 from geo_assets.ports import tile_object
 from geo_assets.services import encoding, engines
-from geo_assets.services.encoding import Made, Shown
+from geo_assets.services.encoding import Made, Match, Shown
 from geo_assets.services.outages import OUTAGES
 from geo_assets.services.recipe import current_recipe
 from geo_assets.settings import Settings
@@ -48,6 +48,8 @@ class BuildTask:
     vertices: int
     shown: Shown | None = None
     """What it shows, where that is known already: it is then made of that, if its features are kept."""
+    match: Match | None = None
+    """What is kept of it, held against that."""
     fresh: bool = False
     """Read and encode everything, whatever is kept."""
 
@@ -185,7 +187,8 @@ def _build_together(stack: Stack, tasks: Sequence[BuildTask], step: Step, cache:
     else:
         shown = {number: task.shown for number, task in enumerate(tasks) if task.shown is not None}
         fresh = {number for number, task in enumerate(tasks) if task.fresh}
-        made = encoding.again(stack, boxes, tiles, cache, shown=shown, fresh=fresh)
+        matches = {number: task.match for number, task in enumerate(tasks) if task.match is not None}
+        made = encoding.again(stack, boxes, tiles, cache, shown=shown, matches=matches, fresh=fresh)
     share_ms = (time.perf_counter() - started) * 1000 / len(tasks)
     done = [_judge(stack, task, tile, one, share_ms) for task, tile, one in zip(tasks, tiles, made, strict=True)]
     puts = [(task, built, one) for task, built, one in zip(tasks, done, made, strict=True) if built.changed]

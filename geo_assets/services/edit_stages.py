@@ -81,7 +81,7 @@ class Stamps(msgspec.Struct, frozen=True, omit_defaults=True):
         Clocks of two machines differ: what would be below 0 is 0.
         """
         moment = getattr(self, stage)
-        before = max((getattr(self, name) for name in STAGES[: STAGES.index(stage)]), default=0)
+        before = max(msgspec.structs.astuple(self)[: STAGES.index(stage)], default=0)
         return None if not moment or not before else max(0.0, (moment - before) / 1_000_000)
 
     def age(self, stage: Stage) -> float | None:

@@ -79,8 +79,21 @@ def shown_of(digests: TileDigests) -> list[Shown]:
     ]
 
 
-def to_encode(stack: Stack, key: str, shown: Shown, cache: EncodedCache) -> int | None:
-    """Vertices of the features that a build of a tile has to read and encode; None where nothing is kept of it.
+@dataclass(frozen=True, slots=True, eq=False)
+class Match:
+    """What is kept of a tile, held against what it shows."""
+
+    kept: EncodedFeatures
+    stay: npt.NDArray[np.bool_]
+    """(features kept) which it still shows."""
+    missing: npt.NDArray[np.int64]
+    """Positions of those that it shows and that are not kept."""
+    vertices: int
+    """Of those."""
+
+
+def match(stack: Stack, key: str, shown: Shown, cache: EncodedCache) -> Match | None:
+    """What a build of a tile has to read and encode; None where nothing is kept of it.
 
     Args:
         stack: The ports; its engine is the encoder itself.
@@ -89,10 +102,12 @@ def to_encode(stack: Stack, key: str, shown: Shown, cache: EncodedCache) -> int 
         cache: What is kept.
     """
     kept = cache.get(current_recipe(stack.layers), key)
-    if kept is None:
-        return None
-    _, missing = kept.match(shown.digest)
-    return int(shown.vertices_each[missing].sum())
+    return None if kept is None else _match(kept, shown)
+
+
+def _match(kept: EncodedFeatures, shown: Shown) -> Match:
+    stay, missing = kept.match(shown.digest)
+    return Match(kept, stay, missing, int(shown.vertices_each[missing].sum()))
 
 
 def anew(
@@ -130,6 +145,7 @@ def again(
     cache: EncodedCache,
     *,
     shown: Mapping[int, Shown] | None = None,
+    matches: Mapping[int, Match] | None = None,
     fresh: Collection[int] = (),
 ) -> list[Made]:
     """Encode tiles, reading and encoding of those whose features are kept only what changed.
@@ -140,6 +156,7 @@ def again(
         tiles: Which.
         cache: What is kept, and where the features go that the tiles show now.
         shown: What some of them show, by number, where the caller knows it already; it says what they are made of.
+        matches: What is kept of some of them, held against that, as `match` did.
         fresh: Numbers of those to encode anew, whatever is kept of them.
     """
     recipe = current_recipe(stack.layers)
@@ -155,7 +172,7 @@ def again(
         if asked:
             found = shown_of(stack.features.digests([boxes[number] for number in asked]))
             known.update(zip(asked, found, strict=True))
-        changes = _changes(stack, kept, known, tiles)
+        changes = _changes(stack, kept, known, matches or {}, tiles)
         for number, features in changes.items():
             encoded = _assembled(stack, features, tiles[number], cache, recipe)
             # What it is made of is what was matched: exactly what the tile shows.
@@ -172,32 +189,38 @@ def again(
 
 
 def _changes(
-    stack: Stack, kept: Mapping[int, EncodedFeatures], shown: Mapping[int, Shown], tiles: Sequence[Tile]
+    stack: Stack,
+    kept: Mapping[int, EncodedFeatures],
+    shown: Mapping[int, Shown],
+    matches: Mapping[int, Match],
+    tiles: Sequence[Tile],
 ) -> dict[int, EncodedFeatures]:
     """The features that tiles show now, by number; without those that are better, or have to be, read as a whole."""
-    matched: dict[int, tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]] = {}
+    matched: dict[int, Match] = {}
     for number, features in kept.items():
-        keep, missing = features.match(shown[number].digest)
-        if len(missing) <= ANEW_SHARE * len(keep):
-            matched[number] = keep, missing
+        found = matches.get(number)
+        if found is None or found.kept is not features:
+            found = _match(features, shown[number])
+        if len(found.missing) <= ANEW_SHARE * len(found.stay):
+            matched[number] = found
     wanted: set[int] = set()
-    for number, (_, missing) in matched.items():
-        wanted.update(shown[number].number[missing].tolist())
+    for number, found in matched.items():
+        wanted.update(shown[number].number[found.missing].tolist())
     rows = stack.features.rows(sorted(wanted)) if wanted else None
     place = {} if rows is None else {bytes(digest): row for row, digest in enumerate(rows.digest)}
     pairs: dict[int, list[int]] = {}
-    for number, (_, missing) in matched.items():
-        found = [place.get(bytes(digest)) for digest in shown[number].digest[missing]]
+    for number, found in matched.items():
+        of = [place.get(bytes(digest)) for digest in shown[number].digest[found.missing]]
         # One that changed since its digest was read is not there any more: such a tile is read in one snapshot.
-        if None not in found:
-            pairs[number] = [row for row in found if row is not None]
+        if None not in of:
+            pairs[number] = [row for row in of if row is not None]
     with_changes = [number for number, found in pairs.items() if found]
     more: dict[int, EncodedFeatures] = {}
     if rows is not None and with_changes:
         columns = _columns(rows, [tiles[number] for number in with_changes], [pairs[number] for number in with_changes])
         more.update(zip(with_changes, encode_features(columns, rows.digest, stack.layers), strict=True))
     return {
-        number: kept[number].changed(matched[number][0], more.get(number, EncodedFeatures.none())) for number in pairs
+        number: kept[number].changed(matched[number].stay, more.get(number, EncodedFeatures.none())) for number in pairs
     }
 
 

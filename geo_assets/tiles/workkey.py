@@ -89,6 +89,15 @@ def source_digests(count: int, pair_tile: npt.NDArray[np.int64], pair_digest: np
     return out
 
 
+def ordered_source_digest(digests: npt.NDArray[np.uint8]) -> str:
+    """The source digest of one tile.
+
+    Args:
+        digests: Of all features in it, shape (m, 16), ascending.
+    """
+    return hashlib.sha256(np.ascontiguousarray(digests, dtype=np.uint8).data).hexdigest()
+
+
 def recipe(layers: LayerSet, encoder_version: str, geos: str, proj: str) -> str:
     """How tiles are built, as one hash: whatever can change a tile's bytes is in it, descriptions are not.
 

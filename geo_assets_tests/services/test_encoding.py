@@ -245,6 +245,24 @@ def test_a_tile_is_made_of_what_the_caller_saw_although_the_store_went_on(stack:
     both(stack, [TILE], cache)
 
 
+def test_what_was_matched_counts_only_while_that_is_what_is_kept(stack: Stack) -> None:
+    fill(stack)
+    cache = EncodedCache(10_000_000)
+    both(stack, [TILE], cache)
+    boxes = boxes_of([TILE.key], stack.layers)
+    early = kept(stack, cache)
+    for number in (7, 8):
+        apply(stack, upsert(stored(number, 2, name="new")))
+        (shown,) = encoding.shown_of(stack.features.digests(boxes))
+        found = encoding.match(stack, TILE.key, shown, cache)
+        assert found is not None
+        assert len(found.missing) == 1
+        if number == 8:
+            # Another build came in between: what is kept is something else now.
+            cache.put(current_recipe(stack.layers), TILE.key, early)
+        assert again(stack, boxes, [TILE], cache, shown={0: shown}, matches={0: found}) == anew(stack, boxes, [TILE])
+
+
 def test_a_tile_that_is_forced_is_read_and_encoded_anew_which_heals_what_is_kept(stack: Stack) -> None:
     fill(stack)
     cache = EncodedCache(10_000_000)

@@ -17,6 +17,7 @@ from geo_assets.services.build_worker import boxes_of
 from geo_assets.services.encoding import Shown, shown_of
 from geo_assets.services.following import Follower
 from geo_assets.stack import Stack
+from geo_assets.tiles import workkey
 from geo_assets.tiles.encode.cache import EncodedCache
 from geo_assets.tiles.tile import Tile
 from geo_assets_tests.resources.contract_feature_store import delete, upsert
@@ -69,11 +70,13 @@ class Edits:
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("remembered", [1_000, 12])
+@pytest.mark.parametrize(("remembered", "few"), [(1_000, (4, 64)), (1_000, (0, 1)), (12, (4, 64))])
 def test_what_is_followed_is_what_the_store_says_after_any_edits(
-    stack: Stack, seed: int, remembered: int, monkeypatch: pytest.MonkeyPatch
+    stack: Stack, seed: int, remembered: int, few: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(following, "CHANGES_REMEMBERED", remembered)
+    monkeypatch.setattr(following, "FEW_CHANGES", few[0])
+    monkeypatch.setattr(following, "FEW_MOVES", few[1])
     fill(stack)
     edits, follower = Edits(seed), Follower(stack, 1_000_000)
     for turn in range(25):
@@ -130,6 +133,34 @@ def test_a_tile_that_nobody_asked_for_while_the_log_went_on_is_asked_for_again(
     follower.shown(KEYS)
     assert reads.asked == [("digests", 3)]
     same(stack, follower, KEYS)
+
+
+def test_a_feature_that_changes_over_and_over_counts_once_among_what_is_remembered(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "CHANGES_REMEMBERED", 5)
+    fill(stack)
+    follower = Follower(stack, 1_000_000)
+    same(stack, follower, KEYS)
+    for version in range(2, 30):
+        apply(stack, upsert(stored(version % 2, version, at=(90 + version, 90))))
+        follower.shown(KEYS[:1])
+    reads = Reads(stack)
+    follower.shown(KEYS)
+    assert reads.asked == []
+    same(stack, follower, KEYS)
+
+
+def test_a_tile_that_no_change_concerns_is_the_same_as_before(stack: Stack) -> None:
+    fill(stack)
+    follower = Follower(stack, 1_000_000)
+    before = follower.shown(KEYS[:1])[0]
+    apply(stack, upsert(stored(1_000, at=(50_000, 50_000))))
+    assert follower.shown(KEYS[:1])[0] is before
+    apply(stack, upsert(stored(7, 2, at=(100, 100), name="new")))
+    after = follower.shown(KEYS[:1])[0]
+    assert after is not before
+    assert after.source_digest == workkey.source_digests(1, np.zeros(len(after.number), np.int64), after.digest)[0]
 
 
 def test_after_so_many_times_a_tile_is_asked_for_again(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from geo_assets.tiles.workkey import (
     compress,
     content_hash,
     feature_digest,
+    ordered_source_digest,
     recipe,
     source_digests,
     tile_hash,
@@ -77,6 +78,13 @@ def test_a_source_digest_is_one_sha256_over_the_sorted_digests_of_the_tile(rows:
         hashlib.sha256(b"".join(sorted(digest for at, digest in rows if at == tile))).hexdigest() for tile in range(5)
     ]
     assert digests_of(rows) == expected
+
+
+@given(st.lists(st.binary(min_size=16, max_size=16), max_size=30))
+@settings(max_examples=100)
+def test_digests_that_are_in_order_already_give_the_same_source_digest(digests: list[bytes]) -> None:
+    ordered = np.frombuffer(b"".join(sorted(digests)), dtype=np.uint8).reshape(-1, 16)
+    assert ordered_source_digest(ordered) == digests_of([(0, digest) for digest in digests], 1)[0]
 
 
 def test_digests_that_agree_in_their_first_half_are_ordered_by_their_second() -> None:

@@ -21,6 +21,7 @@ _FOLDER_RACES = 100
 _TICK_NS = 2_000_000_000
 """The coarsest clock of a file system that is met: FAT's."""
 _SYNCED_FOLDERS = 10_000
+_WRITE_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
 
 
 class FolderTileStore:
@@ -60,9 +61,11 @@ class FolderTileStore:
         target = self._path(name)
         self._sweep_when_due()
         written = self._incoming / uuid.uuid4().hex
+        named = False
         try:
             self._write(written, pieces)
             self._name(written, target)
+            named = True
             _sync_folder(target.parent)
             folder = target.parent
             while folder != self.root:
@@ -75,8 +78,9 @@ class FolderTileStore:
         except OSError as error:
             raise self._unavailable("written", target, error) from error
         finally:
-            with contextlib.suppress(OSError):
-                written.unlink()
+            if not named:
+                with contextlib.suppress(OSError):
+                    written.unlink()
 
     def get(self, name: str) -> bytes | None:
         """The bytes, or None when there is no such object."""
@@ -166,28 +170,37 @@ class FolderTileStore:
         return self.root / name
 
     def _write(self, path: Path, pieces: Iterable[bytes]) -> None:
-        self._incoming.mkdir(exist_ok=True)
-        with open(path, "xb", buffering=0) as file:
+        try:
+            descriptor = os.open(path, _WRITE_NEW, 0o666)
+        except FileNotFoundError:
+            self._incoming.mkdir(exist_ok=True)
+            descriptor = os.open(path, _WRITE_NEW, 0o666)
+        try:
             for piece in pieces:
                 view = memoryview(piece)
                 while view:
-                    view = view[file.write(view) :]
-            os.fsync(file.fileno())
+                    view = view[os.write(descriptor, view) :]
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
     def _name(self, written: Path, target: Path) -> None:
         for _ in range(_FOLDER_RACES):
             try:
-                target.parent.mkdir(parents=True, exist_ok=True)
                 os.replace(written, target)
                 return
+            except FileNotFoundError:
+                # The folder is not there yet; or a delete took it, empty as it was, in between.
+                if not written.exists():
+                    raise
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
             except FileExistsError as error:
                 # An object stands where the folder should; or the folder was there, and is gone again by now.
                 if target.parent.is_file():
                     raise NotADirectoryError(str(error)) from error
             except FileNotFoundError:
-                # A delete took the folder, empty as it was, in between.
-                if not written.exists():
-                    raise
+                continue  # A delete took a folder on the way.
         raise TileStoreUnavailable(f"the folder of {target} was removed {_FOLDER_RACES} times while it was put")
 
     def _sync_if_changed(self, folder: Path) -> None:

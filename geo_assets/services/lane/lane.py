@@ -361,11 +361,9 @@ class Lane:
                 self._building[task.key] = list(events)
             if task.key in self._stamps:
                 self._taken[task.key] = self._stamps[task.key].at("taken", taken_us)
+            task = self._matched(task)
             self._jobs[task.key] = self._budget.ask(
-                task.key,
-                Job(task, prepared.states[task.key]),
-                self._cost(task),
-                self._clock(),
+                task.key, Job(task, prepared.states[task.key]), self._cost(task), self._clock()
             )
         for key in prepared.states:
             # What comes from here on is another edit's, which another build answers.
@@ -373,19 +371,24 @@ class Lane:
             self._events.pop(key, None)
         self._pump()
 
+    def _matched(self, task: BuildTask) -> BuildTask:
+        """The same with what is kept of the tile held against what it shows: for its cost, and for its build."""
+        if self._cache is None or task.shown is None or task.fresh:
+            return task
+        return replace(task, match=encoding.match(self.stack, task.key, task.shown, self._cache))
+
     def _cost(self, task: BuildTask) -> int:
         """Vertices that a build costs: of what changed since the last one; an empty tile costs what a feature does.
 
         A tile of many small features is built here although it is large, that once: the next time most of it is kept.
         """
+        if task.match is not None:
+            return max(1, task.match.vertices)
         if self._cache is None or task.shown is None:
             return max(1, task.vertices)
-        anew = None if task.fresh else encoding.to_encode(self.stack, task.key, task.shown, self._cache)
-        if anew is None:
-            largest = int(task.shown.vertices_each.max(initial=0))
-            many = largest <= LARGEST_KEPT and task.vertices <= MOST_KEPT
-            anew = min(task.vertices, self._budget.small) if many else task.vertices
-        return max(1, anew)
+        largest = int(task.shown.vertices_each.max(initial=0))
+        many = largest <= LARGEST_KEPT and task.vertices <= MOST_KEPT
+        return max(1, min(task.vertices, self._budget.small) if many else task.vertices)
 
     def _pump(self) -> None:
         """Start what the budget grants: large work in worker processes, small work here, until none of it is left."""
@@ -396,7 +399,7 @@ class Lane:
                 for ticket in granted:
                     if not ticket.small:
                         # What it shows is for whoever keeps encoded features, as only this process does.
-                        task = replace(ticket.work.task, shown=None)
+                        task = replace(ticket.work.task, shown=None, match=None)
                         ticket.work.future = self._pool.start(build_worker.build_unless_away, task)
                 for chunk in _chunks(small):
                     if not polled:

@@ -408,54 +408,86 @@ def _encoded(
     body, body_bounds = bodies(drawn.shapes)
     lowest, highest = drawn.shapes.bounds()
     box = np.hstack([lowest, highest]).astype(np.int32)
-    every = Strings(body.tobytes(), body_bounds)
-    columns = rows.features
+    every = body.tobytes()
     pairs: list[int] = pair_tile.searchsorted(np.arange(len(tiles) + 1)).tolist()
     left_out: list[list[tuple[int, LeftOut]]] = [[] for _ in tiles]
     for number, of, reason in drawn.left_out:
         left_out[number].append((of, rows.left_out(of, reason)))
     items: list[int] = drawn.tile.searchsorted(np.arange(len(tiles) + 1)).tolist()
+    # An edited feature shows in a tile of each zoom: what is the same in all of them is laid out once.
+    parts: dict[tuple[int, ...], dict[str, Any]] = {}
     for number in range(len(tiles)):
         # Features by digest, and the number of each row among them.
         shown = pair_row[pairs[number] : pairs[number + 1]]
         shown = shown[high[shown].argsort(kind="stable")]
         feature_of = dict(zip(shown.tolist(), range(len(shown)), strict=True))
-        item = slice(items[number], items[number + 1])
-        row = drawn.row[item]
-        of_items: list[int] = row.tolist()
-        sources, source = _coded([_bytes(columns.source[each]) for each in of_items])
-        texts: list[bytes] = []
-        text = np.zeros(len(row), np.int32)
-        other = where(~rows.has_id[row])
-        if len(other):
-            without_id: list[int] = row[other].tolist()
-            texts, place = _coded([_bytes(columns.feature_id[each]) for each in without_id])
-            text[other] = place + 1
-        counts = rows.tags.bounds[row + 1] - rows.tags.bounds[row]
-        tag = spread(rows.tags.bounds[row], counts)
-        names, key = np.unique(rows.tags.key[tag], return_inverse=True)
-        values, value = np.unique(rows.tags.value[tag], return_inverse=True)
-        fields, field_bytes = rows.tags.values.take(values)
+        first, last = items[number], items[number + 1]
+        of_items: list[int] = drawn.row[first:last].tolist()
+        alike = tuple(of_items)
+        part = parts.get(alike)
+        if part is None:
+            part = _part_of_rows(rows, drawn.row[first:last], of_items)
+            if len(alike) <= _FEW_ITEMS:
+                parts[alike] = part
+        bounds = body_bounds[first : last + 1]
         yield EncodedFeatures(
             high=high[shown],
             low=low[shown],
             left_out=tuple((feature_of[of], left) for of, left in left_out[number]),
             feature=np.array([feature_of[each] for each in of_items], np.int32),
-            layer=rows.layer[row].astype(np.int32),
-            source=source,
-            text=text,
-            id=rows.ids[row],
-            box=box[item].copy(),
-            bodies=every.take(_Runs(np.array([item.start]), np.array([item.stop]))),
-            tag_counts=counts.astype(np.int32),
-            key=key.astype(np.int32),
-            value=value.astype(np.int32),
-            sources=sources,
-            texts=texts,
-            names=[rows.tags.names[place] for place in names.tolist()],
-            values=[_small(rows.tags.plain[place]) for place in values.tolist()],
-            fields=Strings(fields.tobytes(), offsets(field_bytes)),
+            box=box[first:last].copy(),
+            bodies=Strings(every[int(bounds[0]) : int(bounds[-1])], bounds - bounds[0]),
+            **part,
         )
+
+
+_FEW_ITEMS = 16
+"""Items up to which it pays to look whether another tile has the same."""
+_FEW_CODES = 200
+"""Codes that are sorted by themselves; beyond, as an array."""
+
+
+def _part_of_rows(rows: Rows, row: Ints, of_items: list[int]) -> dict[str, Any]:
+    """What of `EncodedFeatures` hangs on the rows of the items alone and on no tile."""
+    columns = rows.features
+    sources, source = _coded([_bytes(columns.source[each]) for each in of_items])
+    texts: list[bytes] = []
+    text = np.zeros(len(row), np.int32)
+    other = where(~rows.has_id[row])
+    if len(other):
+        without_id: list[int] = row[other].tolist()
+        texts, place = _coded([_bytes(columns.feature_id[each]) for each in without_id])
+        text[other] = place + 1
+    counts = rows.tags.bounds[row + 1] - rows.tags.bounds[row]
+    tag = spread(rows.tags.bounds[row], counts)
+    names, key = _distinct(rows.tags.key[tag])
+    values, value = _distinct(rows.tags.value[tag])
+    fields, field_bytes = rows.tags.values.take(np.array(values, np.int64))
+    return {
+        "layer": rows.layer[row].astype(np.int32),
+        "source": source,
+        "text": text,
+        "id": rows.ids[row],
+        "tag_counts": counts.astype(np.int32),
+        "key": key,
+        "value": value,
+        "sources": sources,
+        "texts": texts,
+        "names": [rows.tags.names[place] for place in names],
+        "values": [_small(rows.tags.plain[place]) for place in values],
+        "fields": Strings(fields.tobytes(), offsets(field_bytes)),
+    }
+
+
+def _distinct(codes: Ints) -> tuple[list[int], Numbers]:
+    """The distinct ones, sorted, and the place of each among them."""
+    if len(codes) > _FEW_CODES:
+        found, places = np.unique(codes, return_inverse=True)
+        return found.tolist(), places.astype(np.int32)
+    own: list[int] = codes.tolist()
+    distinct = sorted(set(own))
+    place = dict(zip(distinct, range(len(distinct)), strict=True))
+    return distinct, np.array([place[each] for each in own], np.int32)
 
 
 def halves(digests: npt.NDArray[np.uint8]) -> tuple[Unsigned, Unsigned]:

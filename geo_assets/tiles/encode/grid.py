@@ -49,14 +49,14 @@ class Drawn:
     faults: list[tuple[int, str]]
 
 
-def simplify(shapes: Shapes, index: Ints, tolerance: Floats, zoom: int) -> tuple[Shapes, Ints]:
+def simplify(shapes: Shapes, index: Ints, tolerance: Floats, zoom: Ints | int) -> tuple[Shapes, Ints]:
     """Simplify items for a zoom, before any clipping: neighbouring tiles draw the same line.
 
     Args:
         shapes: Items in fractions of the world's side.
-        index: Items that show at this zoom.
+        index: Items that show at this zoom, or each at its own.
         tolerance: (index) pixels of a 256-pixel tile, as in `Layer.simplify`.
-        zoom: Zoom of the tiles.
+        zoom: Zoom of the tiles, or (index) of each.
 
     Returns:
         The simplified items, and which of `index` they stand for; the others need no simplification.
@@ -69,8 +69,8 @@ def simplify(shapes: Shapes, index: Ints, tolerance: Floats, zoom: int) -> tuple
         return Shapes.empty(), wanted
     part = shapes.take(index[wanted])
     # Pixels of this zoom: a power of two, so that the way there and back changes no bit.
-    pixels = float(256 << zoom)
-    part = part.moved(part.xy * pixels)
+    of_zoom = zoom if isinstance(zoom, int) else zoom[wanted]
+    part = part.moved(part.xy * _pixels(part, of_zoom))
     flat = where(_has_flat_corner(part, tolerance[wanted]))
     if not len(flat):
         return Shapes.empty(), flat
@@ -90,8 +90,15 @@ def simplify(shapes: Shapes, index: Ints, tolerance: Floats, zoom: int) -> tuple
             shape, owner = shapes_of(simple[this], wanted_kind)
             result.append(shape)
             of.append(position[this[owner]])
-    shape = concatenate(result)
-    return shape.moved(shape.xy / pixels), wanted[np.concatenate(of)]
+    shape, owners = concatenate(result), wanted[np.concatenate(of)]
+    return shape.moved(shape.xy / _pixels(shape, zoom if isinstance(zoom, int) else zoom[owners])), owners
+
+
+def _pixels(shapes: Shapes, zoom: Ints | int) -> Floats | float:
+    """Pixels a world's side at a zoom, or for each coordinate at its item's."""
+    if isinstance(zoom, int):
+        return float(256 << zoom)
+    return np.ldexp(256.0, zoom.astype(np.int32)).repeat(np.diff(shapes.item_points()))[:, np.newaxis]
 
 
 def _has_flat_corner(shapes: Shapes, tolerance: Floats) -> Bools:

@@ -21,6 +21,9 @@ from geo_assets.tiles.encode.varint import Unsigned
 from geo_assets.tiles.layers import LayerSet
 from geo_assets.tiles.tile import Tile
 
+_FEW_SIMPLIFIED = 64
+"""Items, each counted once a zoom, up to which those of all zooms are simplified at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class DrawnItems:
@@ -68,7 +71,8 @@ class Rows:
             order = np.argsort(self.item_row, kind="stable")
             self.shapes, self.item_row = self.shapes.take(order), self.item_row[order]
         self.items: Ints = np.searchsorted(self.item_row, np.arange(count + 1))
-        self.simplified: dict[int, tuple[Shapes, Ints]] = {}
+        self.simplified: list[tuple[Shapes, dict[int, Ints]]] = []
+        """Simplified items, and by zoom the number of each item among them, -1 for one that stays what it is."""
 
     def simplify(self, zoom: Ints, row: Ints) -> None:
         """Simplify, once a zoom, the items of those rows that show at it.
@@ -80,15 +84,26 @@ class Rows:
         if not self.tolerance.any():
             return
         coarse = (self.tolerance > 0)[self.layer[row]] & self.sound[row] & (zoom < self.layers.max_zoom)
-        for level in np.unique(zoom[coarse]).tolist():
+        levels: list[int] = sorted(set(zoom[coarse].tolist()))
+        items: list[Ints] = []
+        for level in levels:
             wanted = np.zeros(len(self.rank), np.bool_)
             wanted[row[coarse & (zoom == level)]] = True
-            index = where(wanted[self.item_row])
-            simple, of = simplify(self.shapes, index, self.tolerance[self.layer[self.item_row[index]]], level)
-            if len(of):
-                number = np.full(len(self.shapes), -1, np.int64)
-                number[index[of]] = np.arange(len(of))
-                self.simplified[level] = simple, number
+            items.append(where(wanted[self.item_row]))
+        # A few features of one edit: one call for all zooms costs as much as one for each.
+        few = sum(map(len, items)) <= _FEW_SIMPLIFIED
+        for numbers in [range(len(levels))] if few and levels else [range(at, at + 1) for at in range(len(levels))]:
+            index = np.concatenate([items[at] for at in numbers])
+            of_level = np.array([levels[at] for at in numbers], np.int64).repeat([len(items[at]) for at in numbers])
+            simple, of = simplify(self.shapes, index, self.tolerance[self.layer[self.item_row[index]]], of_level)
+            if not len(of):
+                continue
+            found: dict[int, Ints] = {}
+            for level in sorted(set(of_level[of].tolist())):
+                here = where(of_level[of] == level)
+                found[level] = np.full(len(self.shapes), -1, np.int64)
+                found[level][index[of[here]]] = here
+            self.simplified.append((simple, found))
 
     def pieces(self, coordinates: int) -> Iterator[tuple[Sequence[Tile], Ints, Ints]]:
         """Cut the batch between tiles: the tiles to draw at once, and their pairs as `drawn` takes them.
@@ -169,12 +184,16 @@ class Rows:
         parts = [self.shapes]
         drawn = item.copy()
         base = len(self.shapes)
-        for level, (simple, number) in self.simplified.items():
-            of = where(zoom == level)
-            replaced = number[item[of]]
-            found = replaced >= 0
-            if found.any():
-                drawn[of[found]] = base + replaced[found]
+        for simple, numbers in self.simplified:
+            used = False
+            for level, number in numbers.items():
+                of = where(zoom == level)
+                replaced = number[item[of]]
+                found = replaced >= 0
+                if found.any():
+                    drawn[of[found]] = base + replaced[found]
+                    used = True
+            if used:
                 parts.append(simple)
                 base += len(simple)
         return concatenate(parts), drawn
