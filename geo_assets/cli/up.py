@@ -110,7 +110,8 @@ def up(
     try:
         # What takes longest starts first.
         environment = dagster_home.environment(current, folder)
-        supervisor.start(Child("dagster", dagster_home.command(current), environment, stop_signal=signal.SIGINT))
+        dagster = Child("dagster", dagster_home.command(current), environment, signal.SIGINT, background=True)
+        supervisor.start(dagster)
         for name in ("edge", "ingest", "tiles"):
             supervisor.start(Child(name, [*me, name]))
         for number in range(current.live_workers):

@@ -74,3 +74,17 @@ raise SystemExit(1)
         return named is not None or (mark.exists() and int(mark.read_text() or 0) > tries)
 
     assert watch_until(supervisor, enough) is None
+
+
+def test_what_works_in_the_background_gives_way_to_the_others(tmp_path: Path) -> None:
+    said: dict[str, list[str]] = {"front": [], "back": []}
+    supervisor = Quick(tmp_path, lambda name, text: said.get(name, []).append(text), stop_s=2.0)
+    supervisor.claim()
+    command = [sys.executable, "-S", "-c", "import os, time; print(os.nice(0), flush=True); time.sleep(60)"]
+    try:
+        for name in said:
+            supervisor.start(Child(name, command, background=name == "back"))
+        until(lambda: all(said.values()))
+    finally:
+        supervisor.stop()
+    assert int(said["back"][0]) > int(said["front"][0])

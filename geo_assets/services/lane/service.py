@@ -18,7 +18,7 @@ from geo_assets.services import tracing
 from geo_assets.services.draining import PROCESS
 from geo_assets.services.lane.lane import Lane
 from geo_assets.services.lane.metrics import REGISTRY
-from geo_assets.services.supervisor import end_with_parent
+from geo_assets.services.supervisor import in_background
 
 if TYPE_CHECKING:
     from geo_assets.settings import Settings
@@ -50,7 +50,7 @@ class Reporter(threading.Thread):
             if "DAGSTER_HOME" not in os.environ and not (self._home / "dagster" / "dagster.yaml").is_file():
                 continue  # Nobody has set Dagster up yet.
             self._process = subprocess.Popen(
-                [sys.executable, "-m", REPORTER], stdin=subprocess.DEVNULL, preexec_fn=end_with_parent
+                [sys.executable, "-m", REPORTER], stdin=subprocess.DEVNULL, preexec_fn=in_background
             )
             began = time.monotonic()
             code = self._process.wait()
