@@ -247,6 +247,10 @@ class KafkaConsumer:
         if self._pid != os.getpid():
             return
         with self._lock:
+            with suppress(LogError, RuntimeError):
+                # What the group has said is heard before. Heard while the client leaves, as by one that did not poll in
+                # time, librdkafka may wait for its own answer for ever, and the interpreter with it.
+                self._take_in(self._consume(1, 0.0), keep=False)
             self._held.clear()
             self._ready.clear()
             leaving = threading.Thread(target=self._leave, name=f"leave {self.group}", daemon=True)
@@ -290,7 +294,8 @@ class KafkaConsumer:
         self._holdings += 1
         starts: dict[Pair, int] = {}
         try:
-            starts = self._starts(pairs)
+            # One that leaves reads nothing any more.
+            starts = {} if self._closed.is_set() else self._starts(pairs)
         except LogError:
             # The broker does not say now: they are placed at the next poll, and until then nothing of them is given.
             self._rewind |= set(pairs)
