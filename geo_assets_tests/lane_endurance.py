@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import random
 import signal
@@ -129,8 +130,9 @@ def endure(
     every_s: float | None = None,
     every_edits: int | None = None,
     at_most_s: float | None = None,
+    at_most_per_s: float = math.inf,
 ) -> Endured:
-    """Send edits as fast as they are worked off, enforce retention meanwhile, and look at every tile at the end.
+    """Send edits as fast as they are worked off, or slower, enforce retention meanwhile, and look at all tiles at last.
 
     Args:
         home: A folder that does not exist yet.
@@ -139,6 +141,7 @@ def endure(
         every_s: Between two passes of retention, beside everything else.
         every_edits: Instead of that: after so many edits, when they are worked off, as if all were past its time.
         at_most_s: Seconds after which no more are sent.
+        at_most_per_s: Edits a second. What is kept for a time is as much as comes in that time, from its end on.
     """
     home.mkdir()
     (home / "layers.yaml").write_text(LAYERS)
@@ -164,7 +167,7 @@ def endure(
         for thread in beside:
             thread.start()
         try:
-            last = _send(stack, edits, every_edits, at_most_s, result)
+            last = _send(stack, edits, every_edits, at_most_s, at_most_per_s, result)
             until(lambda: not _behind(stack), 600, why="everything was worked off", every=0.5)
         finally:
             result.seconds = time.monotonic() - began
@@ -207,14 +210,19 @@ def _heard(settings: Settings, workers: int) -> bool:
 
 
 def _send(
-    stack: Stack, edits: int, every_edits: int | None, at_most_s: float | None, result: Endured
+    stack: Stack,
+    edits: int,
+    every_edits: int | None,
+    at_most_s: float | None,
+    at_most_per_s: float,
+    result: Endured,
 ) -> dict[int, int]:
     """Append edits to `[raw]`; the last version of each building."""
     chance = random.Random(11)
     last: dict[int, int] = {}
     began = time.monotonic()
     while result.edits < edits and (at_most_s is None or time.monotonic() - began < at_most_s):
-        if _unread(stack) > AHEAD:
+        if _unread(stack) > AHEAD or result.edits > at_most_per_s * (time.monotonic() - began):
             time.sleep(0.05)
             continue
         records: list[NewRecord] = []
