@@ -517,6 +517,7 @@ def _compiled() -> ModuleType:
     """Imported when something is put together, as who builds whole tiles needs none of it."""
     from geo_assets.tiles.encode import compiled
 
+    compiled.warm()
     return compiled
 
 

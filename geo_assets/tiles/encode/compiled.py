@@ -8,11 +8,13 @@ keeps no encoded features does not import this, as the compiler takes 60 MB and 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import numba  # pyright: ignore[reportMissingTypeStubs]
 import numpy as np
 import numpy.typing as npt
+from numba.core.caching import NullCache  # pyright: ignore[reportMissingTypeStubs]
 
 from geo_assets.tiles.encode.ragged import Bools, Ints
 from geo_assets.tiles.encode.varint import Bytes, Unsigned
@@ -22,15 +24,20 @@ Numbers = npt.NDArray[np.int32]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def _compiled(function: _Function) -> _Function:
-    """Compiled at its first call, and kept beside this file or in the user's cache for other processes.
+_all: list[Any] = []
 
-    Where neither can be written, as in a container, each process compiles for itself, which takes some seconds.
+
+def _compiled(function: _Function) -> _Function:
+    """Compiled at its first call, and kept for others: in NUMBA_CACHE_DIR, beside this file or in the user's cache.
+
+    Where none can be written, as in a container, each process compiles for itself, which takes some seconds.
     """
     try:
-        return numba.njit(cache=True, nogil=True)(function)  # pyright: ignore[reportReturnType, reportUnknownMemberType, reportUnknownVariableType]
+        made: Any = numba.njit(cache=True, nogil=True)(function)  # pyright: ignore[reportUnknownMemberType]
     except RuntimeError:
-        return numba.njit(nogil=True)(function)  # pyright: ignore[reportReturnType, reportUnknownMemberType, reportUnknownVariableType]
+        made = numba.njit(nogil=True)(function)  # pyright: ignore[reportUnknownMemberType]
+    _all.append(made)
+    return made
 
 
 @_compiled
@@ -287,7 +294,32 @@ def occurrences(code: Numbers, codes: int) -> Ints:
 
 
 def warm() -> None:
-    """Compile everything, or load what was compiled before."""
+    """Compile everything, or load what was compiled before.
+
+    What was kept may be damaged, as by a power cut, or there is no room to keep it: neither is a reason not to work.
+    """
+    if _works():
+        return
+    for each in _all:
+        with suppress(Exception):
+            each._cache.flush()
+    if _works():
+        return
+    for each in _all:
+        each._cache = NullCache()
+    _call_all()
+
+
+def _works() -> bool:
+    """Whether everything can be called with what is kept."""
+    try:
+        _call_all()
+    except Exception:
+        return False
+    return True
+
+
+def _call_all() -> None:
     ints, own, ids = np.zeros(1, np.int32), np.zeros(2, np.int64), np.ones(1, np.uint64)
     yes, body = np.ones(1, np.bool_), np.frombuffer(b"\x00", np.uint8)
     bounds = np.array([0, 1])
