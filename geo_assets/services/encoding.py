@@ -225,8 +225,9 @@ def _changes(
 
 
 def _assembled(stack: Stack, features: EncodedFeatures, tile: Tile, cache: EncodedCache, recipe: str) -> EncodedTile:
+    encoded = features.assembled(tile, stack.layers)
     cache.put(recipe, tile.key, features)
-    return features.assembled(tile, stack.layers)
+    return encoded
 
 
 def _part(

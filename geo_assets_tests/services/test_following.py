@@ -119,13 +119,19 @@ def test_too_many_changes_at_once_are_not_followed(stack: Stack, monkeypatch: py
     assert ("digests", 4) in reads.asked
 
 
-def test_a_tile_that_nobody_asked_for_while_the_log_went_on_is_asked_for_again(
-    stack: Stack, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def forgetful(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> Follower:
+    """One that remembers few changes, and follows all tiles."""
     monkeypatch.setattr(following, "CHANGES_REMEMBERED", 5)
     fill(stack)
     follower = Follower(stack, 1_000_000)
     same(stack, follower, KEYS)
+    return follower
+
+
+def test_a_tile_that_nobody_asked_for_while_the_log_went_on_is_asked_for_again(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follower = forgetful(stack, monkeypatch)
     for version in range(2, 6):
         apply(stack, *(upsert(stored(number, version, at=(90, 90))) for number in range(4 * version, 4 * version + 4)))
         same(stack, follower, KEYS[:1])
@@ -138,10 +144,7 @@ def test_a_tile_that_nobody_asked_for_while_the_log_went_on_is_asked_for_again(
 def test_a_feature_that_changes_over_and_over_counts_once_among_what_is_remembered(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "CHANGES_REMEMBERED", 5)
-    fill(stack)
-    follower = Follower(stack, 1_000_000)
-    same(stack, follower, KEYS)
+    follower = forgetful(stack, monkeypatch)
     for version in range(2, 30):
         apply(stack, upsert(stored(version % 2, version, at=(90 + version, 90))))
         follower.shown(KEYS[:1])

@@ -35,6 +35,7 @@ from geo_assets.services.metrics_port import Readiness
 from geo_assets.services.outages import OUTAGES
 from geo_assets.services.pool import TaskFailed, WorkerPool
 from geo_assets.services.recipe import current_recipe
+from geo_assets.tiles.encode import assembly
 from geo_assets.tiles.encode.cache import EncodedCache
 from geo_assets.tiles.tile import Tile, TileError
 from resources.ledger.protocol import TileState
@@ -179,9 +180,7 @@ class Lane:
         """Load what the first build would wait for."""
         self._pool.warm()
         if self._cache is not None:
-            from geo_assets.tiles.encode import compiled
-
-            compiled.warm()
+            assembly.warm()
         current_recipe(self.stack.layers, engines.version(self.stack))
         self._polled = self._clock()  # What it took to start is no gap between two polls.
 

@@ -20,16 +20,13 @@ import numpy.typing as npt
 from geo_assets.tiles.encode import CHUNK_COORDINATES
 from geo_assets.tiles.encode.framing import bodies, layer_message
 from geo_assets.tiles.encode.grid import Draw, draw
-from geo_assets.tiles.encode.ragged import Bools, Ints, offsets, spread, where
+from geo_assets.tiles.encode.ragged import Bools, Ints, Numbers, offsets, spread, where
 from geo_assets.tiles.encode.records import EncodedTile, LeftOut, TileFeatures, in_order
 from geo_assets.tiles.encode.rows import Rows
 from geo_assets.tiles.encode.tags import key_field, place_of_value
 from geo_assets.tiles.encode.varint import Unsigned
 from geo_assets.tiles.layers import LayerSet
 from geo_assets.tiles.tile import Tile
-
-Numbers = npt.NDArray[np.int32]
-"""What is kept is kept small."""
 
 _VALUE_BYTES = 64
 """Most that a value takes in memory beside its field: a text as long as the field, a place in a list, a bound."""
@@ -510,6 +507,11 @@ def _bytes(text: str) -> bytes:
 
 def _small(value: Any) -> Any:
     return _bytes(value) if isinstance(value, str) else value
+
+
+def warm() -> None:
+    """Compile or load what the first tile that is put together would wait for."""
+    _compiled()
 
 
 @functools.cache

@@ -7,24 +7,23 @@ keeps no encoded features does not import this, as the compiler takes 60 MB and 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
 import numba  # pyright: ignore[reportMissingTypeStubs]
 import numpy as np
-import numpy.typing as npt
 from numba.core.caching import NullCache  # pyright: ignore[reportMissingTypeStubs]
 
-from geo_assets.tiles.encode.ragged import Bools, Ints
+from geo_assets.tiles.encode.ragged import Bools, Ints, Numbers
 from geo_assets.tiles.encode.varint import Bytes, Unsigned
-
-Numbers = npt.NDArray[np.int32]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 _all: list[Any] = []
+_log = logging.getLogger(__name__)
 
 
 def _compiled(function: _Function) -> _Function:
@@ -314,7 +313,8 @@ def _works() -> bool:
     """Whether everything can be called with what is kept."""
     try:
         _call_all()
-    except Exception:
+    except Exception as fault:
+        _log.warning("compiled anew, as what was kept cannot be used: %s: %s", type(fault).__name__, fault)
         return False
     return True
 

@@ -168,7 +168,7 @@ def layer_message(
 def bodies(shapes: Shapes) -> tuple[Bytes, Ints]:
     """What a feature's message ends with, type and geometry, of each shape; and where each begins and the last ends.
 
-    What stands before it depends on the tables of keys and values: see `heads`.
+    What stands before it depends on the tables of keys and values: see `compiled.written`.
     """
     commands, counts = geometry(shapes)
     command_bounds = offsets(counts)
@@ -183,48 +183,6 @@ def bodies(shapes: Shapes) -> tuple[Bytes, Ints]:
     values[(begin + 4 - command_bounds[:-1]).repeat(counts) + np.arange(len(commands))] = commands
     data, _ = ragged_varints(values)
     return data, offsets(3 + sizes(command_bytes.view(np.uint64)) + command_bytes)
-
-
-def heads(
-    ids: Unsigned, with_id: Bools, tag_counts: Ints, key: Unsigned, value: Unsigned, body_bytes: Ints
-) -> tuple[Bytes, Ints]:
-    """What stands before the bodies of features: length, id and tags; and where each begins and the last ends.
-
-    Args:
-        ids: (features) MVT ids.
-        with_id: (features) whether the feature has one.
-        tag_counts: (features) how many tags each has.
-        key: (tags) number of the key in its layer.
-        value: (tags) number of the value in its layer.
-        body_bytes: (features) length of each body.
-    """
-    count, total = len(ids), len(key)
-    tag_bounds = offsets(tag_counts)
-    each_size = sizes(np.concatenate([key, value]))
-    tag_bytes = sums(each_size[:total] + each_size[total:], tag_bounds)
-    with_tags = tag_counts > 0
-    size = sizes(np.concatenate([tag_bytes.view(np.uint64), ids]))
-    message = with_tags * (1 + size[:count] + tag_bytes) + with_id * (1 + size[count:]) + body_bytes
-    # [0x12 length] [0x08 id]? [0x12 length key value …]?
-    tags_at = 2 + 2 * with_id
-    bounds = offsets(tags_at + with_tags * (2 + 2 * tag_counts))
-    values = np.empty(int(bounds[-1]), np.uint64)
-    begin = bounds[:-1]
-    values[begin] = 0x12
-    values[begin + 1] = message
-    some = where(with_id)
-    at = begin[some] + 2
-    values[at] = 0x08
-    values[at + 1] = ids[some]
-    some = where(with_tags)
-    at = (begin + tags_at)[some]
-    values[at] = 0x12
-    values[at + 1] = tag_bytes[some]
-    at = (begin + tags_at + 2 - 2 * tag_bounds[:-1]).repeat(tag_counts) + 2 * np.arange(total)
-    values[at] = key
-    values[at + 1] = value
-    data, _ = ragged_varints(values)
-    return data, offsets(message - body_bytes + 1 + sizes(message.view(np.uint64)))
 
 
 def tables(group: Ints, code: Ints, groups: int, codes: int) -> tuple[Unsigned, Ints, Ints]:

@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.int32]
+"""What is kept is kept small."""
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
