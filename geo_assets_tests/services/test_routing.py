@@ -184,13 +184,19 @@ def test_rule_2_no_snapshot_gets_ahead_of_the_acknowledgements_so_that_a_kill_lo
     with monkeypatch.context() as patched:
         patched.setattr(stack.log, "publisher", lambda *a, **m: Unanswered(publisher(*a, **m), lost))
         patched.setattr(position_reader.PositionReader, "take", dies)
-        # It has time for a dozen snapshots.
         waits = replace(OPTIONS, idle_s=None, snapshot_s=0.05, barrier_s=0.01, router=RouterOptions(slow_publish_s=60))
-        killer = threading.Timer(1.5, dead.set)
+
+        def kill() -> None:
+            until(lambda: sum(lost) > 50, why="triggers wait for an answer")
+            # It has time for a dozen snapshots.
+            time.sleep(1.0)
+            dead.set()
+
+        killer = threading.Thread(target=kill, daemon=True)
         killer.start()
         with pytest.raises(Killed):
             routing.route(stack, waits)
-    assert sum(lost) > 50
+        killer.join()
     routing.route(stack, OPTIONS)
     assert what(seen(stack)) == expected(stack, fences_of(stack), RULES)
 

@@ -18,6 +18,8 @@ from geo_assets.cli.answers import CliError
 from geo_assets.cli.simulate import one_line, rate_of, summary, table
 from geo_assets.cli.up import simulate_command
 from geo_assets.events import topics
+from geo_assets.flow.epochs import epoch_of_mark
+from geo_assets.geofence.triggers import NAMES, decode
 from geo_assets.services import routing
 from geo_assets.services.edge import create_app
 from geo_assets.services.sample import folder, send_fences
@@ -33,7 +35,7 @@ from geo_assets_tests.services.running import running
 from geo_assets_tests.test_cli import Terminal
 from geo_assets_tests.waiting import patient
 from geo_assets_tests.world import World, feature
-from resources.event_log.protocol import Done, LogUnavailable, Publisher
+from resources.event_log.protocol import Done, LogUnavailable, Publisher, Record
 
 ODD: dict[str, Any] = {"late": 0.05, "duplicates": 0.05, "jumps": 0.05}
 
@@ -67,6 +69,11 @@ def positions(world: World) -> list[dict[str, Any]]:
     return [json.loads(record.value or b"") for record in read_all(world.stack.log, topics.POSITIONS)]
 
 
+def mark(record: Record) -> bool:
+    """Whether it says where an epoch begins, and is no trigger."""
+    return epoch_of_mark(record.value or b"") is not None
+
+
 def short(**more: Any) -> dict[str, Any]:
     """Fifty devices for three seconds."""
     return {"devices": 50, "rate_s": 2.0, "minutes": 0.05, **more}
@@ -89,7 +96,7 @@ def test_what_is_made_is_in_the_log_and_counted(world: World, url: str, via: str
     # In the log's order of each device: nothing was overtaken but what was meant to be.
     assert behind == report["fates"]["late"] + report["fates"]["duplicate"]
     assert set(report["answers"]) == ({"202"} if via == "edge" else set())
-    assert 2.5 < report["seconds"] < 12
+    assert 2.5 < report["seconds"] < patient(12)
 
 
 def test_the_same_seed_sends_the_same_devices_the_same_way(world: World, url: str) -> None:
@@ -105,7 +112,7 @@ def test_sped_up_it_ends_at_the_present(world: World) -> None:
     before = time.time() * 1_000
     report = simulated(world, devices=20, minutes=1.0, speed_up=30, via="log")
     times = [p["event_time_ms"] for p in positions(world)]
-    assert 1.9 <= report["seconds"] < 8
+    assert 1.9 <= report["seconds"] < patient(8)
     assert before - 60_000 <= min(times) < before - 50_000
     assert max(times) <= time.time() * 1_000
     assert report["asked_s"] == 600
@@ -123,10 +130,12 @@ def test_it_sees_the_triggers_of_its_devices_and_times_them(world: World) -> Non
     finally:
         stop.set()
         runner.join(patient(30))
-    assert report["triggers"]["ENTER"] > 20
+    told = [decode(record.value or b"") for record in read_all(world.stack.log, topics.TRIGGERS) if not mark(record)]
+    assert report["triggers"]["ENTER"] > 0
     assert 0 < report["trigger_ms"]["p50"] <= report["trigger_ms"]["p99"]
-    # What others' devices do is not counted.
-    assert sum(again["triggers"].values()) <= 5
+    # What others' devices do is not counted; how many cross a border depends on when they set out.
+    for prefix, counted in ("a-", report["triggers"]), ("b-", again["triggers"]):
+        assert Counter(counted) <= Counter(NAMES[each.state] for each in told if each.device_id.startswith(prefix))
 
 
 def test_a_body_that_the_edge_cannot_take_now_goes_again_and_none_is_lost(world: World) -> None:
