@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def timed(work: Callable[[], Result]) -> tuple[Result, float]:
-    """What the work gives and its seconds of processor time; until it gets no faster: other work only makes it slower."""
+    """What the work gives and its seconds of processor time; until it gets no faster."""
     best = float("inf")
     while True:
         began = time.process_time()
