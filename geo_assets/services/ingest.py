@@ -207,8 +207,10 @@ class Ingest:
         record, future = self._under_way
         try:
             future.result()
-            self._consumer.commit({(record.topic, record.partition): record.offset + 1})
-            RECORDS.inc()
+            if light := self._turns.done(record):
+                self.work(light)
+            self._move()
+            RECORDS.inc(1 + len(light))
         except OUTAGES as fault:
             log.warning("a heavy record is left to another process", error=str(fault))
 
@@ -268,26 +270,26 @@ class Ingest:
                 timeout_s = 0.0
             elif self._under_way is not None:
                 timeout_s = min(timeout_s, BESIDE_S)
-            records = self._poll(timeout_s)
-            light = self._turns.sort(records)
+            light = self._turns.sort(self._poll(timeout_s))
         self._start_heavy()
         HELD.set(len(self._turns))
         if light:
             self.work(light)
-        # What ended stands before what was light behind it.
-        records = light if ended is None else [ended, *light]
-        if not records:
+        done = len(light) + (ended is not None)
+        if not done:
             self._hot.look()
             HOT.set(len(self._hot))
             return 0
-        self._step("commit offsets")
-        next_offsets: dict[tuple[str, int], int] = {}
-        for record in records:
-            next_offsets[record.topic, record.partition] = record.offset + 1
-        self._consumer.commit(next_offsets)
-        RECORDS.inc(len(records))
+        self._move()
+        RECORDS.inc(done)
         BATCH_SECONDS.observe(time.perf_counter() - started)
-        return len(records)
+        return done
+
+    def _move(self) -> None:
+        """Move the offsets past what is done, and past nothing that waits."""
+        if offsets := self._turns.moved():
+            self._step("commit offsets")
+            self._consumer.commit(offsets)
 
     def _start_heavy(self) -> None:
         """Begin the next heavy record, beside everything else, where none is under way."""
@@ -306,7 +308,7 @@ class Ingest:
         """Validate, store and announce these records; everything but moving the offset.
 
         Args:
-            records: In order. Those of another call, in another thread, are of other partitions.
+            records: In order. Those of another call, in another thread, have other keys.
             pool: Whose processes validate.
         """
         outcomes = [Outcome(_readable(record)) for record in records]
