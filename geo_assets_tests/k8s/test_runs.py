@@ -136,7 +136,7 @@ def test_a_late_worker_of_a_run_that_was_given_up_makes_nothing_visible_again(cl
     features = quarter("late", 25.2, 60.2)
     keys = tiles_of(features)
     run_id, pod = under_way(cluster, features)
-    with cluster.standing_still(pod):
+    with without_janitor(cluster), cluster.standing_still(pod):
         assert revisions(cluster, keys) is None, "the worker was stopped after its work"
         given_up(cluster, run_id)
         built = cluster.wait(lambda: revisions(cluster, keys), 240, "another run builds what is dirty")
@@ -152,6 +152,21 @@ def test_a_late_worker_of_a_run_that_was_given_up_makes_nothing_visible_again(cl
     assert revisions(cluster, keys) == built
     with cluster.stack() as stack:
         assert {key: state.object_name for key, state in stack.ledger.read(sorted(keys)).items()} == shown
+
+
+@contextmanager
+def without_janitor(cluster: Cluster) -> Iterator[None]:
+    """It would end a worker whose run has ended two minutes ago."""
+
+    def suspend(now: bool) -> None:
+        spec = json.dumps({"spec": {"suspend": now}})
+        cluster.kubectl("patch", "cronjob", "janitor", "-n", NAMESPACE, "--type=merge", "-p", spec)
+
+    suspend(True)
+    try:
+        yield
+    finally:
+        suspend(False)
 
 
 def given_up(cluster: Cluster, run_id: str) -> None:
@@ -209,6 +224,8 @@ def test_a_run_goes_on_while_the_api_is_away(cluster: Cluster) -> None:
 
 def test_runs_that_cannot_start_end_by_their_timeout_and_leave_no_job(cluster: Cluster) -> None:
     """No node has room, a Secret is not there, a quota is used up, or a pod is above what one may have."""
+    # What they have of the quota would be free again for the one that is to find it used up.
+    cluster.wait(lambda: not live_runs(cluster), 240, "runs of before have ended")
     with without_secret(cluster, "geo-assets-kafka"):
         unplaceable = launch(cluster, tags=asking_for({"cpu": "7900m", "memory": "1Gi"}, {"memory": "1Gi"}))
         secretless = launch(cluster)
@@ -222,6 +239,7 @@ def test_runs_that_cannot_start_end_by_their_timeout_and_leave_no_job(cluster: C
         }  # fmt: skip
         cluster.kubectl("create", "-n", NAMESPACE, "-f", "-", input=json.dumps(quota))
         try:
+            cluster.wait(lambda: "hard" in cluster.get("resourcequota", "used-up").get("status", {}), 60, "it counts")
             above_quota = launch(cluster, tags=asking_for({"cpu": "10m", "memory": "15Gi"}, {"memory": "15Gi"}))
             stranded = {
                 unplaceable: "longer than",
@@ -246,6 +264,14 @@ def test_runs_that_cannot_start_end_by_their_timeout_and_leave_no_job(cluster: C
                 assert status(cluster, run_id) == "FAILURE"
         finally:
             cluster.kubectl("delete", "resourcequota", "used-up", "-n", NAMESPACE)
+
+
+def live_runs(cluster: Cluster) -> set[str]:
+    """Runs that have a pod which has not ended."""
+    found = cluster.get("pods", selector="app.kubernetes.io/component=run")
+    return {
+        pod["metadata"]["labels"]["dagster/run-id"] for pod in found if pod["status"]["phase"] in ("Pending", "Running")
+    }
 
 
 def asking_for(requests: dict[str, str], limits: dict[str, str]) -> dict[str, str]:
@@ -327,7 +353,8 @@ def test_with_fifty_batches_in_the_queue_pools_and_tag_limits_hold(cluster: Clus
             else:
                 # Of a batch that nobody knows: it takes its pool's slot, and ends at once.
                 launch(cluster, "build_tiles", tags | {BATCH_TAG: f"{begun}-{number}"})
-        most = {"build_tiles": 0, "observe_features": 0}
+        limits = {"build_tiles": 1, "observe_features": 2}
+        most = dict.fromkeys(limits, 0)
 
         def some_have_ended() -> bool:
             found = runs(cluster, **{"test/fifty": begun})
@@ -335,10 +362,10 @@ def test_with_fifty_batches_in_the_queue_pools_and_tag_limits_hold(cluster: Clus
                 going = [one for one in found if one["jobName"] == name and one["status"] in ("STARTING", "STARTED")]
                 most[name] = max(most[name], len(going))
             ended = [one["jobName"] for one in found if one["status"] in ENDED]
-            return all(ended.count(name) >= 4 for name in most)
+            return all(ended.count(name) >= 4 and most[name] >= limit for name, limit in limits.items())
 
-        cluster.wait(some_have_ended, 600, "four runs of each kind have ended")
-        assert most == {"build_tiles": 1, "observe_features": 2}
+        cluster.wait(some_have_ended, 600, "four runs of each kind have ended, and as many were going on as may")
+        assert most == limits
     finally:
         try:
             left = [run["runId"] for run in runs(cluster, **{"test/fifty": begun}) if run["status"] not in ENDED]
