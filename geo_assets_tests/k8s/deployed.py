@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import time
@@ -334,15 +335,16 @@ def real_services(own: Path) -> Iterator[None]:
 
 
 def roll_out(cluster: Cluster, folder: Path) -> None:
-    """Write the overlay with the values of the real services, and apply it step by step."""
+    """Write the overlay with the values of the real services, and roll it out as an operator does."""
     overlay = write_overlay(cluster, folder / "overlay")
-    apply = ["apply", "-k", str(overlay)]
-    cluster.kubectl(*apply, "-l", "geo-assets/step=prepare")
-    cluster.kubectl(*apply, "-l", "geo-assets/step=migrate")
-    cluster.kubectl(
-        "wait", "--for=condition=complete", "job/migrate", "-n", NAMESPACE, f"--timeout={patient(180):.0f}s"
+    kubectl = folder / "kubectl"
+    kubectl.write_text(f'#!/bin/sh\nexec {shlex.join(cluster.lab.kubectl_command())} "$@"\n')
+    kubectl.chmod(0o755)
+    told = {**os.environ, "KUBECTL": str(kubectl), "ROLL_OUT_WAIT_S": f"{patient(300):.0f}"}
+    done = subprocess.run(
+        [ROOT / "deploy/k8s/roll-out", overlay], env=told, capture_output=True, text=True, check=False
     )
-    cluster.kubectl(*apply, "-l", "geo-assets/step=serve")
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr}"
     cluster.wait_until_ready()
 
 
