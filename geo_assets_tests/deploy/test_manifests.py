@@ -391,6 +391,27 @@ def test_every_config_map_that_is_used_is_there_with_its_keys(objects: list[Obje
                 assert mount.get("subPath", next(iter(made[source["name"]]["data"]))) in made[source["name"]]["data"]
 
 
+def files_at(template: Object) -> dict[str, str]:
+    """Where a pod's first container has which ConfigMap."""
+    maps = {one["name"]: one["configMap"]["name"] for one in template["spec"]["volumes"] if "configMap" in one}
+    (container,) = template["spec"]["containers"]
+    return {each["mountPath"]: maps[each["name"]] for each in container["volumeMounts"] if each["name"] in maps}
+
+
+def test_every_pod_that_is_given_postgres_has_the_files_that_settings_name(objects: list[Object]) -> None:
+    """Settings are the same for all, and say that the authorities of servers are in /etc/geo_assets."""
+    for name, template in ours(objects).items():
+        sources = template["spec"]["containers"][0]["envFrom"]
+        given = {one["name"] for source in sources for one in source.values()}
+        assert {"geo-assets-settings", "geo-assets-postgres"} <= given, name
+        assert files_at(template).get("/etc/geo_assets") == "geo-assets-files", name
+    instance = yaml.safe_load(named(objects, "ConfigMap")["dagster-instance"]["data"]["dagster.yaml"])
+    launcher = instance["run_launcher"]["config"]
+    of_runs = {each["name"]: each["config_map"]["name"] for each in launcher["volumes"] if "config_map" in each}
+    mounted = {each["mount_path"]: of_runs.get(each["name"]) for each in launcher["volume_mounts"]}
+    assert mounted["/etc/geo_assets"] == "geo-assets-files"
+
+
 def test_nothing_secret_stands_in_what_is_no_secret(objects: list[Object]) -> None:
     for each in named(objects, "ConfigMap").values():
         assert not SECRET & set(each["data"]), each["metadata"]["name"]
@@ -618,7 +639,7 @@ def test_policies_name_components_and_ports_that_there_are(objects: list[Object]
     templates = components_of(objects)
     known_ports = {port for template in templates.values() for port in ports_of(template).values()}
     # Of services elsewhere, names, the API, a cache of one's own, and a routing run's metrics.
-    known_ports |= {53, 443, 6443, 5432, 6379, 9096, 6081, 8790}
+    known_ports |= {53, 443, 6443, 5432, 6379, 9096, 9098, 6081, 8790}
     for name, policy in named(objects, "NetworkPolicy").items():
         text = json.dumps(policy["spec"])
         chosen = re.findall(r'"app\.kubernetes\.io/component": "([\w-]+)"', text)
