@@ -182,6 +182,32 @@ def test_every_pod_conforms_to_the_restricted_standard(objects: list[Object]) ->
             assert each["securityContext"]["readOnlyRootFilesystem"] is True, name
 
 
+def test_the_canary_is_a_pod_like_the_migration_s_and_may_do_what_mending_may(objects: list[Object]) -> None:
+    """It is in no overlay, so nothing else would say that the namespace refuses it."""
+    canary = yaml.safe_load((K8S / "canary.yaml").read_text())
+    like, template = named(objects, "Job")["migrate"], canary["spec"]["template"]
+    ((container,), (as_of,)) = template["spec"]["containers"], like["spec"]["template"]["spec"]["containers"]
+
+    assert (canary["kind"], canary["metadata"]["namespace"]) == ("Job", "geo-assets")
+    assert restricted_faults(template) == []
+    # No key but those that the API takes of the migration's Job.
+    assert set(canary["spec"]) == set(like["spec"])
+    assert set(template["spec"]) == set(like["spec"]["template"]["spec"])
+    assert set(container) == set(as_of)
+    for key in ("serviceAccountName", "automountServiceAccountToken", "securityContext", "volumes"):
+        assert template["spec"][key] == like["spec"]["template"]["spec"][key], key
+    for key in ("envFrom", "securityContext", "volumeMounts"):
+        assert container[key] == as_of[key], key
+    assert template["spec"]["serviceAccountName"] in named(objects, "ServiceAccount")
+    mend = components_of(objects)["mend"]["metadata"]["labels"]
+    assert template["metadata"]["labels"][COMPONENT] == mend[COMPONENT], "policies know it by this"
+    assert mebibytes(container["resources"]["requests"]["memory"]) <= mebibytes(
+        container["resources"]["limits"]["memory"]
+    )
+    # The documentation's command puts the new image here.
+    assert len(re.findall(r"image: geo-assets$", (K8S / "canary.yaml").read_text(), re.MULTILINE)) == 1
+
+
 @pytest.mark.parametrize(
     ("where", "value"),
     [
