@@ -363,6 +363,19 @@ def test_the_image_is_one_and_each_process_knows_its_digest(objects: list[Object
             assert re.match(r"v?\d|local$|lab$|[0-9a-f]{64}$", tag), (name, each["image"])
 
 
+def test_a_role_gets_a_slim_image_as_the_documentation_says(k8s: Path) -> None:
+    text = (DEPLOY.parent / "docs/operations.md").read_text()
+    (shown,) = re.findall(r"^```yaml\n(patches:\n.*?)^```", text, re.DOTALL | re.MULTILINE)
+    folder = k8s / "overlays/slim"
+    folder.mkdir()
+    (folder / "kustomization.yaml").write_text("resources: [../aws]\n" + shown.replace("…", "1" * 64))
+
+    images = {name: each["spec"]["containers"][0]["image"] for name, each in ours(build(folder)).items()}
+
+    assert images.pop("edge") == f"registry.example/geo-assets-edge@sha256:{'1' * 64}"
+    assert len(set(images.values())) == 1
+
+
 def test_the_commands_exist(variants: dict[str, list[Object]]) -> None:
     from geo_assets.cli import app
 
