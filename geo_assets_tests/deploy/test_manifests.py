@@ -778,6 +778,22 @@ def test_a_pod_does_not_reach_its_nodes_own_credentials(name: str, variants: dic
                     assert "169.254.0.0/16" in block["except"]
 
 
+@pytest.mark.parametrize(("name", "gets_out"), [("aws", True), ("local", False)])
+def test_the_code_server_reaches_webhooks_where_the_documentation_says(
+    name: str, gets_out: bool, variants: dict[str, list[Object]]
+) -> None:
+    labels = components_of(variants[name])["code"]["metadata"]["labels"]
+    ports = [
+        port["port"]
+        for policy in named(variants[name], "NetworkPolicy").values()
+        if matches(policy["spec"]["podSelector"], labels)
+        for rule in policy["spec"].get("egress", [])
+        if not any("podSelector" in peer for peer in rule.get("to", []))
+        for port in rule["ports"]
+    ]
+    assert (443 in ports) is gets_out
+
+
 def test_prometheus_finds_every_service_under_the_name_that_the_rules_know(
     variants: dict[str, list[Object]],
 ) -> None:
@@ -819,6 +835,8 @@ def test_the_quota_has_room_for_everything_at_its_most_and_for_every_run(variant
     runs = instance["concurrency"]["runs"]["max_concurrent_runs"]
     of_run = instance["run_launcher"]["config"]["resources"]
     cpu, asked = runs * cores(of_run["requests"]["cpu"]), runs * mebibytes(of_run["requests"]["memory"])
+    told = f"{cpu:g} CPU and {asked / 1024:g} GiB"
+    resting_cpu, resting, roles_cpu, roles = 0.0, 0.0, -cpu, -asked
     limit, count = runs * mebibytes(of_run["limits"]["memory"]), runs
     for name, each in named(objects, "Deployment").items():
         # One more while it is rolled out.
@@ -826,6 +844,8 @@ def test_the_quota_has_room_for_everything_at_its_most_and_for_every_run(variant
         (container,) = each["spec"]["template"]["spec"]["containers"]
         cpu += copies * cores(container["resources"]["requests"]["cpu"])
         asked += copies * mebibytes(container["resources"]["requests"]["memory"])
+        resting_cpu += (copies - 1) * cores(container["resources"]["requests"]["cpu"])
+        resting += (copies - 1) * mebibytes(container["resources"]["requests"]["memory"])
         limit += copies * mebibytes(container["resources"]["limits"]["memory"])
         count += copies
 
@@ -833,6 +853,18 @@ def test_the_quota_has_room_for_everything_at_its_most_and_for_every_run(variant
     assert asked <= mebibytes(hard["requests.memory"])
     assert limit <= mebibytes(hard["limits.memory"])
     assert count + 10 <= int(hard["pods"])
+
+    # What the file says of itself.
+    comment = " ".join((K8S / "base/limits.yaml").read_text().partition("apiVersion")[0].replace("#", " ").split())
+    roles_cpu, roles = roles_cpu + cpu, (roles + asked) / 1024
+    assert f"nine runs (dagster.yaml: max_concurrent_runs) for {told}" in comment
+    assert (
+        f"ask for {resting_cpu:.1f} CPU and {resting / 1024:.1f} GiB, and for {roles_cpu:.1f} and {roles:.1f}"
+        in comment
+    )
+    most_of_run = Settings.model_fields["run_pod_most_mb"].default / 1024
+    large = int((mebibytes(hard["requests.memory"]) - resting) / 1024 // most_of_run)
+    assert (most_of_run, large) == (8, 4), "four of those fill the quota"
 
 
 def test_the_documentations_table_has_the_sizes_that_are_set(variants: dict[str, list[Object]]) -> None:
