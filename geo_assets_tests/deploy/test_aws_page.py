@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -61,6 +62,25 @@ def test_a_larger_map_costs_more_and_a_price_of_nothing_costs_less(
         with monkeypatch.context() as changed:
             changed.setattr(costs, "PRICES", {**costs.PRICES, name: 0.0})
             assert sum(sum(costs.costs(load).values()) for load in costs.LOADS.values()) < sum(sums), name
+
+
+def test_the_script_refuses_what_it_does_not_know() -> None:
+    command = [sys.executable, str(ROOT / "deploy/costs.py")]
+    plain = subprocess.run(command, capture_output=True, text=True, check=False)
+    wrong = subprocess.run([*command, "--region", "us-east-1"], capture_output=True, text=True, check=False)
+
+    assert (plain.returncode, plain.stderr) == (0, "")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "--region" in wrong.stderr
+
+
+def test_more_views_take_more_of_the_tile_server_and_more_nodes(costs: ModuleType) -> None:
+    planet = costs.LOADS["planet"]
+    few, many = (costs.quantities(dataclasses.replace(planet, views_a_month=views)) for views in (1e9, 1e11))
+
+    assert many["cores to answer them"] == pytest.approx(100 * few["cores to answer them"])
+    assert many["nodes of 4 vCPU"] > few["nodes of 4 vCPU"]
+    assert f"{costs.TILES_A_CORE:,} requests a second of one core of the tile server" in " ".join(PAGE.split())
 
 
 def test_every_setting_on_the_page_is_one() -> None:
