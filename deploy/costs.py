@@ -8,6 +8,7 @@ day), loads (assumptions, to be replaced by yours), and what was measured (docs/
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,7 +31,10 @@ PRICES: Mapping[str, float] = {
     "S3 storage, a GB and month": 0.023,
     "S3 puts, a thousand": 0.005,
     "S3 gets, a thousand": 0.0004,
-    "load balancer with its capacity units, an hour": 0.06,
+    "load balancer, an hour": 0.0252,
+    "load balancer's capacity unit, an hour": 0.008,
+    "web ACL with a rule, a month": 6.0,
+    "web ACL's requests, a million": 0.60,
     "NAT gateway, an hour": 0.048,
     "CloudFront requests, ten thousand": 0.012,
     "CloudFront to the internet, a GB": 0.085,
@@ -55,6 +59,20 @@ TILES_AN_EDIT = 14
 """Assumption: tiles that one edit has built, zooms 0 to 16 less what edits of one moment share."""
 CACHED = 0.9
 """Assumption: share of views that CloudFront answers without an object's being read: of unchanged tiles a 304 does."""
+ANSWER_BYTES = 500
+"""Assumption: of a 304, and of the headers of any answer."""
+TILES_A_CORE = 1_000
+"""Assumption, not measured: requests/s of one core of the tile server. Every view reaches it, if only for a 304."""
+VIEWS_PEAK = 3
+"""Assumption: views a second at the busiest over those of the average."""
+POSITIONS_A_REQUEST = 100
+"""Assumption: positions come to the edge in batches."""
+UNIT_GB_AN_HOUR = 1
+"""What a capacity unit carries. New connections and rules, by which it is counted too, are few here."""
+ACLS = 2
+"""Web ACLs, each of which counts each request: the load balancer's and CloudFront's (docs/aws.md)."""
+MONTH_S = 730 * 3_600
+"""Seconds of a month."""
 FEATURE_BYTES, LEDGER_BYTES, CATALOG_BYTES = 900, 400, 1_500
 """Assumptions: of a row with its indexes in PostGIS, in the ledger and in Dagster's event log."""
 CATALOG_DAYS = 14
@@ -63,6 +81,8 @@ RECORD_BYTES, RETENTION_DAYS, COPIES = 1_000, 7, 3
 """Assumption: of a record; GEO_ASSETS_RETENTION_S; GEO_ASSETS_KAFKA_REPLICATION_FACTOR."""
 HOURS = 730
 """Of a month."""
+TILES_CORES = 0.5
+"""Of BASE_CORES: what the two pods of the tile server ask for."""
 BASE_CORES = 4.6
 """Requests of deploy/k8s/base with two pods each of edge, ingest, fast lane and tile server, and one small run."""
 FILLED = 0.7
@@ -105,14 +125,23 @@ def quantities(load: Load) -> dict[str, float]:
         / MEASURED["positions/s of one routing run"][0]
         * MEASURED["cores of that routing run"][0]
     )
-    edges = max(2, math.ceil(load.edits_a_day / 86_400 * load.peak / MEASURED["requests/s of one edge"][0]))
-    cores = BASE_CORES + build_cores + route_cores + (edges - 2) * 0.25
+    posts = load.positions_a_second / POSITIONS_A_REQUEST
+    edges = max(2, math.ceil((load.edits_a_day / 86_400 * load.peak + posts) / MEASURED["requests/s of one edge"][0]))
+    peak_views = load.views_a_month / MONTH_S * VIEWS_PEAK
+    tile_cores = peak_views / TILES_A_CORE
+    cores = BASE_CORES + build_cores + route_cores + (edges - 2) * 0.25 + max(0.0, tile_cores - TILES_CORES)
+    through_balancer = (
+        load.views_a_month * ((1 - CACHED) * TILE_BYTES + ANSWER_BYTES)
+        + (load.edits_a_day / 86_400 + load.positions_a_second) * MONTH_S * RECORD_BYTES
+    )
     records_a_day = load.edits_a_day + 2 * builds_a_day + load.positions_a_second * 86_400
     return {
         "tiles built a day": builds_a_day,
         "tiles built a second, at the busiest": peak_builds,
         "cores to build them": build_cores,
         "cores to route positions": route_cores,
+        "tile views a second, at the busiest": peak_views,
+        "cores to answer them": tile_cores,
         "nodes of 4 vCPU": max(3, math.ceil(cores / (4 * FILLED))),
         "catalog rows a day": builds_a_day,
         "share of the day the catalog is written": builds_a_day / MEASURED["catalog events/s"][0] / 86_400,
@@ -124,6 +153,8 @@ def quantities(load: Load) -> dict[str, float]:
         )
         / 1e9,
         "tile store, GB": load.tiles * TILE_BYTES / 1e9,
+        "through the load balancer, GB a month": through_balancer / 1e9,
+        "requests through web ACLs a month": ACLS * load.views_a_month + (load.edits_a_day / 86_400 + posts) * MONTH_S,
         "from CloudFront, GB a month": load.views_a_month * TILE_BYTES / 1e9,
     }
 
@@ -147,8 +178,14 @@ def costs(load: Load) -> dict[str, float]:
         "S3": of["tile store, GB"] * PRICES["S3 storage, a GB and month"]
         + monthly_builds / 1_000 * PRICES["S3 puts, a thousand"]
         + (load.views_a_month * (1 - CACHED) + monthly_builds) / 1_000 * PRICES["S3 gets, a thousand"],
-        "load balancer and NAT": hours("load balancer with its capacity units, an hour")
+        "load balancer and NAT": hours("load balancer, an hour")
+        + hours(
+            "load balancer's capacity unit, an hour",
+            max(1.0, of["through the load balancer, GB a month"] / HOURS / UNIT_GB_AN_HOUR),
+        )
         + hours("NAT gateway, an hour", 3),
+        "WAF": ACLS * PRICES["web ACL with a rule, a month"]
+        + of["requests through web ACLs a month"] / 1e6 * PRICES["web ACL's requests, a million"],
         "CloudFront": load.views_a_month / 10_000 * PRICES["CloudFront requests, ten thousand"]
         + of["from CloudFront, GB a month"] * PRICES["CloudFront to the internet, a GB"],
     }
@@ -186,5 +223,7 @@ def _dollars(value: float) -> str:
 
 
 if __name__ == "__main__":
+    # Prices and loads are changed in this file: whoever gives them here would get the table of others.
+    argparse.ArgumentParser(description="Print what a map costs on AWS a month.").parse_args()
     print(f"Prices: {TAKEN}.\n")
     print(table(), end="")

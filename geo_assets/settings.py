@@ -357,6 +357,15 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _tokens_are_encrypted(self) -> Settings:
+        # Without SASL the mechanism would be passed over in silence, and the broker would answer nothing.
+        if self.kafka_sasl_mechanism == "AWS_MSK_IAM" and self.kafka_security_protocol != "SASL_SSL":
+            raise ValueError(
+                "GEO_ASSETS_KAFKA_SASL_MECHANISM=AWS_MSK_IAM needs GEO_ASSETS_KAFKA_SECURITY_PROTOCOL=SASL_SSL"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _complete(self) -> Settings:
         if self.stack == "production":
             for name in ("kafka_servers", "redis_url", "postgres_url", "tile_store_url"):

@@ -211,3 +211,11 @@ def test_a_small_tile_that_would_not_fit_into_its_share_is_refused() -> None:
     with pytest.raises(ValidationError, match="GEO_ASSETS_SMALL_VERTICES 10000 is above 9999, the quarter"):
         Settings(vertex_budget=39_999)
     assert Settings(vertex_budget=20_000, small_vertices=5_000).small_vertices == 5_000
+
+
+@pytest.mark.parametrize("protocol", ["PLAINTEXT", "SSL", "SASL_PLAINTEXT"])
+def test_tokens_of_a_role_go_out_encrypted_or_not_at_all(protocol: str) -> None:
+    with pytest.raises(ValidationError, match="AWS_MSK_IAM needs GEO_ASSETS_KAFKA_SECURITY_PROTOCOL=SASL_SSL"):
+        settings_with(kafka_sasl_mechanism="AWS_MSK_IAM", kafka_security_protocol=protocol)
+    found = settings_with(kafka_sasl_mechanism="AWS_MSK_IAM", kafka_security_protocol="SASL_SSL")
+    assert found.kafka_sasl_mechanism == "AWS_MSK_IAM"

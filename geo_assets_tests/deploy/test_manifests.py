@@ -182,6 +182,32 @@ def test_every_pod_conforms_to_the_restricted_standard(objects: list[Object]) ->
             assert each["securityContext"]["readOnlyRootFilesystem"] is True, name
 
 
+def test_the_canary_is_a_pod_like_the_migration_s_and_may_do_what_mending_may(objects: list[Object]) -> None:
+    """It is in no overlay, so nothing else would say that the namespace refuses it."""
+    canary = yaml.safe_load((K8S / "canary.yaml").read_text())
+    like, template = named(objects, "Job")["migrate"], canary["spec"]["template"]
+    ((container,), (as_of,)) = template["spec"]["containers"], like["spec"]["template"]["spec"]["containers"]
+
+    assert (canary["kind"], canary["metadata"]["namespace"]) == ("Job", "geo-assets")
+    assert restricted_faults(template) == []
+    # No key but those that the API takes of the migration's Job.
+    assert set(canary["spec"]) == set(like["spec"])
+    assert set(template["spec"]) == set(like["spec"]["template"]["spec"])
+    assert set(container) == set(as_of)
+    for key in ("serviceAccountName", "automountServiceAccountToken", "securityContext", "volumes"):
+        assert template["spec"][key] == like["spec"]["template"]["spec"][key], key
+    for key in ("envFrom", "securityContext", "volumeMounts"):
+        assert container[key] == as_of[key], key
+    assert template["spec"]["serviceAccountName"] in named(objects, "ServiceAccount")
+    mend = components_of(objects)["mend"]["metadata"]["labels"]
+    assert template["metadata"]["labels"][COMPONENT] == mend[COMPONENT], "policies know it by this"
+    assert mebibytes(container["resources"]["requests"]["memory"]) <= mebibytes(
+        container["resources"]["limits"]["memory"]
+    )
+    # The documentation's command puts the new image here.
+    assert len(re.findall(r"image: geo-assets$", (K8S / "canary.yaml").read_text(), re.MULTILINE)) == 1
+
+
 @pytest.mark.parametrize(
     ("where", "value"),
     [
@@ -337,6 +363,19 @@ def test_the_image_is_one_and_each_process_knows_its_digest(objects: list[Object
             assert re.match(r"v?\d|local$|lab$|[0-9a-f]{64}$", tag), (name, each["image"])
 
 
+def test_a_role_gets_a_slim_image_as_the_documentation_says(k8s: Path) -> None:
+    text = (DEPLOY.parent / "docs/operations.md").read_text()
+    (shown,) = re.findall(r"^```yaml\n(patches:\n.*?)^```", text, re.DOTALL | re.MULTILINE)
+    folder = k8s / "overlays/slim"
+    folder.mkdir()
+    (folder / "kustomization.yaml").write_text("resources: [../aws]\n" + shown.replace("…", "1" * 64))
+
+    images = {name: each["spec"]["containers"][0]["image"] for name, each in ours(build(folder)).items()}
+
+    assert images.pop("edge") == f"registry.example/geo-assets-edge@sha256:{'1' * 64}"
+    assert len(set(images.values())) == 1
+
+
 def test_the_commands_exist(variants: dict[str, list[Object]]) -> None:
     from geo_assets.cli import app
 
@@ -389,6 +428,27 @@ def test_every_config_map_that_is_used_is_there_with_its_keys(objects: list[Obje
             if source is not None:
                 assert source["name"] in made, name
                 assert mount.get("subPath", next(iter(made[source["name"]]["data"]))) in made[source["name"]]["data"]
+
+
+def files_at(template: Object) -> dict[str, str]:
+    """Where a pod's first container has which ConfigMap."""
+    maps = {one["name"]: one["configMap"]["name"] for one in template["spec"]["volumes"] if "configMap" in one}
+    (container,) = template["spec"]["containers"]
+    return {each["mountPath"]: maps[each["name"]] for each in container["volumeMounts"] if each["name"] in maps}
+
+
+def test_every_pod_that_is_given_postgres_has_the_files_that_settings_name(objects: list[Object]) -> None:
+    """Settings are the same for all, and say that the authorities of servers are in /etc/geo_assets."""
+    for name, template in ours(objects).items():
+        sources = template["spec"]["containers"][0]["envFrom"]
+        given = {one["name"] for source in sources for one in source.values()}
+        assert {"geo-assets-settings", "geo-assets-postgres"} <= given, name
+        assert files_at(template).get("/etc/geo_assets") == "geo-assets-files", name
+    instance = yaml.safe_load(named(objects, "ConfigMap")["dagster-instance"]["data"]["dagster.yaml"])
+    launcher = instance["run_launcher"]["config"]
+    of_runs = {each["name"]: each["config_map"]["name"] for each in launcher["volumes"] if "config_map" in each}
+    mounted = {each["mount_path"]: of_runs.get(each["name"]) for each in launcher["volume_mounts"]}
+    assert mounted["/etc/geo_assets"] == "geo-assets-files"
 
 
 def test_nothing_secret_stands_in_what_is_no_secret(objects: list[Object]) -> None:
@@ -618,7 +678,7 @@ def test_policies_name_components_and_ports_that_there_are(objects: list[Object]
     templates = components_of(objects)
     known_ports = {port for template in templates.values() for port in ports_of(template).values()}
     # Of services elsewhere, names, the API, a cache of one's own, and a routing run's metrics.
-    known_ports |= {53, 443, 6443, 5432, 6379, 9096, 6081, 8790}
+    known_ports |= {53, 443, 6443, 5432, 6379, 9096, 9098, 6081, 8790}
     for name, policy in named(objects, "NetworkPolicy").items():
         text = json.dumps(policy["spec"])
         chosen = re.findall(r'"app\.kubernetes\.io/component": "([\w-]+)"', text)
@@ -718,6 +778,22 @@ def test_a_pod_does_not_reach_its_nodes_own_credentials(name: str, variants: dic
                     assert "169.254.0.0/16" in block["except"]
 
 
+@pytest.mark.parametrize(("name", "gets_out"), [("aws", True), ("local", False)])
+def test_the_code_server_reaches_webhooks_where_the_documentation_says(
+    name: str, gets_out: bool, variants: dict[str, list[Object]]
+) -> None:
+    labels = components_of(variants[name])["code"]["metadata"]["labels"]
+    ports = [
+        port["port"]
+        for policy in named(variants[name], "NetworkPolicy").values()
+        if matches(policy["spec"]["podSelector"], labels)
+        for rule in policy["spec"].get("egress", [])
+        if not any("podSelector" in peer for peer in rule.get("to", []))
+        for port in rule["ports"]
+    ]
+    assert (443 in ports) is gets_out
+
+
 def test_prometheus_finds_every_service_under_the_name_that_the_rules_know(
     variants: dict[str, list[Object]],
 ) -> None:
@@ -759,6 +835,8 @@ def test_the_quota_has_room_for_everything_at_its_most_and_for_every_run(variant
     runs = instance["concurrency"]["runs"]["max_concurrent_runs"]
     of_run = instance["run_launcher"]["config"]["resources"]
     cpu, asked = runs * cores(of_run["requests"]["cpu"]), runs * mebibytes(of_run["requests"]["memory"])
+    told = f"{cpu:g} CPU and {asked / 1024:g} GiB"
+    resting_cpu, resting, roles_cpu, roles = 0.0, 0.0, -cpu, -asked
     limit, count = runs * mebibytes(of_run["limits"]["memory"]), runs
     for name, each in named(objects, "Deployment").items():
         # One more while it is rolled out.
@@ -766,6 +844,8 @@ def test_the_quota_has_room_for_everything_at_its_most_and_for_every_run(variant
         (container,) = each["spec"]["template"]["spec"]["containers"]
         cpu += copies * cores(container["resources"]["requests"]["cpu"])
         asked += copies * mebibytes(container["resources"]["requests"]["memory"])
+        resting_cpu += (copies - 1) * cores(container["resources"]["requests"]["cpu"])
+        resting += (copies - 1) * mebibytes(container["resources"]["requests"]["memory"])
         limit += copies * mebibytes(container["resources"]["limits"]["memory"])
         count += copies
 
@@ -773,6 +853,18 @@ def test_the_quota_has_room_for_everything_at_its_most_and_for_every_run(variant
     assert asked <= mebibytes(hard["requests.memory"])
     assert limit <= mebibytes(hard["limits.memory"])
     assert count + 10 <= int(hard["pods"])
+
+    # What the file says of itself.
+    comment = " ".join((K8S / "base/limits.yaml").read_text().partition("apiVersion")[0].replace("#", " ").split())
+    roles_cpu, roles = roles_cpu + cpu, (roles + asked) / 1024
+    assert f"nine runs (dagster.yaml: max_concurrent_runs) for {told}" in comment
+    assert (
+        f"ask for {resting_cpu:.1f} CPU and {resting / 1024:.1f} GiB, and for {roles_cpu:.1f} and {roles:.1f}"
+        in comment
+    )
+    most_of_run = Settings.model_fields["run_pod_most_mb"].default / 1024
+    large = int((mebibytes(hard["requests.memory"]) - resting) / 1024 // most_of_run)
+    assert (most_of_run, large) == (8, 4), "four of those fill the quota"
 
 
 def test_the_documentations_table_has_the_sizes_that_are_set(variants: dict[str, list[Object]]) -> None:

@@ -374,3 +374,11 @@ def test_every_rule_is_evaluated_and_none_fires_on_a_sound_platform(prometheus: 
     assert health() == {(rule["alert"], "ok") for rule in rules()}
     firing = prometheus.value('ALERTS{alertstate="firing"}')
     assert [one["metric"]["alertname"] for one in firing] == []
+
+
+def test_the_page_names_every_service_that_is_scraped() -> None:
+    text = (DEPLOY.parent / "docs/alerts.md").read_text(encoding="utf-8")
+    jobs = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text(encoding="utf-8"))["scrape_configs"]
+    told = " ".join(text.partition("scrapes the containers of")[2].partition(". ")[0].split())
+    words = {"tiles": "tile server", "routing": "routing run"}
+    assert [each["job_name"] for each in jobs if words.get(each["job_name"], each["job_name"]) not in told] == []

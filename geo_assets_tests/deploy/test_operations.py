@@ -69,3 +69,24 @@ def test_links_of_the_page_lead_somewhere() -> None:
         assert Path(page).is_file(), path
         if where:
             assert where in headings(page.read_text(encoding="utf-8")), (path, where)
+
+
+def test_commands_name_the_namespace_and_no_wait_is_for_success_alone() -> None:
+    """A Job that failed never gets the condition `complete`: who waits for that waits for ever."""
+    commands = re.findall(r"^```bash\n(.*?)^```", TEXT, flags=re.DOTALL | re.MULTILINE)
+    kubectl = [each for block in commands for each in re.findall(r"kubectl (?!create -f -).*", block)]
+
+    assert kubectl
+    assert [each for each in kubectl if not each.startswith("kubectl -n geo-assets ")] == []
+    assert "kubectl wait" not in TEXT
+    # Of a selector kubectl shows the last ten lines unless it is told.
+    assert all("--tail=-1" in each for each in kubectl if " logs " in each)
+
+
+def test_the_canary_s_commands_wait_for_a_failure_too() -> None:
+    (block,) = re.findall(r"^```bash\n(IMAGE=.*?)^```", TEXT, flags=re.DOTALL | re.MULTILINE)
+
+    assert "*Complete*" in block
+    assert "*Failed*" in block
+    for path in re.findall(r"deploy/[\w./-]+", block):
+        assert (DEPLOY.parent / path).exists(), path

@@ -99,3 +99,11 @@ def test_cloud_examples_encrypt_every_connection(name: str) -> None:
     assert "sslmode=" in shown["GEO_ASSETS_POSTGRES_URL"]
     assert active.get("GEO_ASSETS_S3_ENDPOINT", "https://").startswith("https://")
     assert all(active[f"GEO_ASSETS_PUBLIC_{part}_URL"].startswith("https://") for part in ("EDGE", "TILES", "DAGSTER"))
+
+
+def test_on_aws_no_cache_is_purged_that_takes_no_purge() -> None:
+    """CloudFront answers 403, and would hold for an hour what a tile server with this setting hands out."""
+    active, shown = read(DEPLOY / "settings" / "aws.env")
+
+    assert "GEO_ASSETS_PURGE_URLS" not in active
+    assert "GEO_ASSETS_PURGE_URLS" in shown

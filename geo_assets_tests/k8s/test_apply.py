@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from geo_assets_tests.deploy.manifests import (
+    K8S,
     OVERLAYS,
     Object,
     build,
@@ -102,6 +104,14 @@ def test_pod_security_limits_and_accounts_take_every_pod(
     made = [pod_of(each) for each in variants[name] if each["kind"] in ("Deployment", "Job", "CronJob")]
 
     done = dry(api, *made)
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_api_takes_the_canary_and_its_pod(api: Kubectl) -> None:
+    canary = yaml.safe_load((K8S / "canary.yaml").read_text())
+
+    done = dry(api, canary, pod_of(canary))
 
     assert (done.returncode, done.stderr) == (0, "")
 
