@@ -16,6 +16,7 @@ import psycopg
 import pytest
 import typer
 import yaml
+from psycopg.conninfo import conninfo_to_dict
 
 from geo_assets.settings import Settings
 from geo_assets_tests.deploy.examples import DEPLOY, of_dagster, read
@@ -241,7 +242,7 @@ def new_postgres(tmp_path: Path) -> Iterator[str]:
 
 
 def test_postgres_is_prepared_with_a_role_that_owns_its_database_and_no_more(new_postgres: str) -> None:
-    where = psycopg.conninfo.conninfo_to_dict(new_postgres)
+    where = conninfo_to_dict(new_postgres)
     # A password may contain what SQL and the shell treat as their own.
     password = "it's $HOME; \"--"
 

@@ -381,4 +381,5 @@ def test_the_page_names_every_service_that_is_scraped() -> None:
     jobs = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text(encoding="utf-8"))["scrape_configs"]
     told = " ".join(text.partition("scrapes the containers of")[2].partition(". ")[0].split())
     words = {"tiles": "tile server", "routing": "routing run"}
-    assert [each["job_name"] for each in jobs if words.get(each["job_name"], each["job_name"]) not in told] == []
+    names: list[str] = [each["job_name"] for each in jobs]
+    assert [name for name in names if words.get(name, name) not in told] == []

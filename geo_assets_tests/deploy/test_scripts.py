@@ -109,3 +109,4 @@ def test_who_edits_what_is_generated_is_told_where_to_edit_instead(deploy: Path)
     for said in (checked.stderr, written.stdout):
         assert "deploy/settings/aws.env says: edit that one" in said
     assert written.stderr == ""
+    assert run(deploy / "k8s/generate", "--check").returncode == 0
