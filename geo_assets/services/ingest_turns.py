@@ -18,7 +18,7 @@ HELD_BYTES = 64_000_000
 """Most that waits in memory for heavy records, about; with as much, nothing is read until some of it is done."""
 
 AHEAD_RECORDS = 50_000
-"""Most records that are done, or wait, and would be read again: half a minute of work. With as many, nothing is read."""
+"""Most records that are done, or wait, and would be read again, half a minute of work: with as many nothing is read."""
 
 
 class Turns:
