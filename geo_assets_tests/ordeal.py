@@ -5,6 +5,7 @@ Nothing is lost or doubled, and no tile goes back.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -15,11 +16,13 @@ from unittest import mock
 
 import httpx
 import psutil
+import shapely
 from dagster import AssetKey, AssetRecordsFilter, DagsterInstance
 
 from geo_assets import dagster_home
 from geo_assets.configuration import load_sources
 from geo_assets.events.signature import sign
+from geo_assets.services.ingest import HEAVY_BODY
 from geo_assets.settings import Settings
 from geo_assets.tiles.decode import decode
 from geo_assets.tiles.tile import Tile
@@ -37,9 +40,9 @@ LAYERS = "max_zoom: 14\nlayers: [{name: buildings, min_zoom: 12, min_pixels: 0}]
 class Poster(threading.Thread):
     """Posts versions of forty buildings, each until the edge has answered 202."""
 
-    def __init__(self, platform: Platform, edits: int, pause: float) -> None:
+    def __init__(self, platform: Platform, edits: int, pause: float, giant_every: int) -> None:
         super().__init__(daemon=True)
-        self._platform, self._edits, self._pause = platform, edits, pause
+        self._platform, self._edits, self._pause, self._giant_every = platform, edits, pause, giant_every
         self._source = load_sources(platform.settings)["city"]
         self.sent = 0
         self.last: dict[int, int] = {}
@@ -51,7 +54,10 @@ class Poster(threading.Thread):
             for number in range(self._edits):
                 which, version = number % FEATURES, number // FEATURES + 1
                 at = (HERE[0] + 0.004 * which + 0.0005 * chance.random(), HERE[1] + 0.002 * (which % 5))
-                body = json.dumps(feature(which, version, at=at)).encode()
+                one = feature(which, version, at=at)
+                if self._giant_every and number % self._giant_every == 0:
+                    one = giant(one)
+                body = json.dumps(one).encode()
                 self._post(client, f"edit-{number}", body)
                 self.last[which] = version
                 self.sent += 1
@@ -71,6 +77,16 @@ class Poster(threading.Thread):
             except httpx.TransportError:
                 pass
             time.sleep(0.2)
+
+
+def giant(one: dict[str, Any]) -> dict[str, Any]:
+    """The same building with so many vertices that ingest works on it beside what is light."""
+    ring = one["geometry"]["coordinates"][0]
+    sides = [shapely.LineString(side) for side in itertools.pairwise(ring)]
+    dense = [list(side.interpolate(step / 1_000, normalized=True).coords[0]) for side in sides for step in range(1_000)]
+    made = {**one, "geometry": {"type": "Polygon", "coordinates": [[*dense, dense[0]]]}}
+    assert len(json.dumps(made)) > HEAVY_BODY
+    return made
 
 
 def processes(platform: Platform, what: str) -> list[psutil.Process]:
@@ -117,6 +133,7 @@ def ordeal(
     every: float,
     pause: float,
     services: Services | None = None,
+    giant_every: int = 0,
 ) -> None:
     """Post edits, kill one thing after the other meanwhile, wait until all is worked off, and look at everything.
 
@@ -127,8 +144,9 @@ def ordeal(
         every: Seconds before each kill.
         pause: Seconds between edits.
         services: The services that may be killed.
+        giant_every: Every so manyth edit is a large body; 0: none.
     """
-    poster = Poster(platform, edits, pause)
+    poster = Poster(platform, edits, pause, giant_every)
     # Whoever listens throughout sees no tile go back; a stream does not outlive the tile server.
     listener = None if {"up", *STANDARD} & set(kills) else Listener(f"{platform.tiles}/events")
     done: list[str] = []

@@ -492,3 +492,10 @@ def test_twenty_kills_during_two_thousand_edits_lose_nothing(besieged: Platform)
 @pytest.mark.parametrize("besieged", [2], indirect=True, ids=["two workers of the fast lane"])
 def test_workers_of_the_fast_lane_killed_twenty_times_in_ten_thousand_edits_lose_nothing(besieged: Platform) -> None:
     ordeal(besieged, edits=10_000, kills=["live"] * 20, every=12.0, pause=0.02)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("besieged", [1], indirect=True, ids=["one worker of the fast lane"])
+def test_ingest_killed_ten_times_while_small_edits_pass_large_ones_loses_nothing(besieged: Platform) -> None:
+    ordeal(besieged, edits=1_500, kills=["ingest"] * 10, every=4.0, pause=0.03, giant_every=4)

@@ -270,7 +270,9 @@ class Ingest:
                 timeout_s = 0.0
             elif self._under_way is not None:
                 timeout_s = min(timeout_s, BESIDE_S)
-            light = self._turns.sort(self._poll(timeout_s))
+            # In two steps: where records were lost, polling begins with turns anew.
+            records = self._poll(timeout_s)
+            light = self._turns.sort(records)
         self._start_heavy()
         HELD.set(len(self._turns))
         if light:
