@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from itertools import islice
-from typing import TypeVar
 
 from shapely.geometry import shape
 
+from benchmarks.cover import timed
 from benchmarks.report import Report, parser
 from benchmarks.synthetic import city
 from geo_assets.events.sources import Source
 from geo_assets.events.validate import FeatureContext, validate, validate_all
 from geo_assets.tiles.layers import Layer, LayerSet
-
-Result = TypeVar("Result")
 
 
 def main() -> None:
@@ -33,27 +30,16 @@ def main() -> None:
     context = FeatureContext(
         source=Source("city", default_crs="EPSG:4326"), layers=layers, event_id="e", received_ms=1_700_000_000_000
     )
-    edits, together = timed(lambda: validate_all(raws, context))
-    same, single = timed(lambda: [validate(raw, context) for raw in raws])
+    edits, together = timed(lambda: validate_all(raws, context), time.process_time)
+    same, single = timed(lambda: [validate(raw, context) for raw in raws], time.process_time)
     if edits != same:
         raise SystemExit("validated at once and one by one, the edits differ")
-    _, parsed = timed(lambda: [shape(json.loads(raw)["geometry"]) for raw in raws])
+    _, parsed = timed(lambda: [shape(json.loads(raw)["geometry"]) for raw in raws], time.process_time)
     report.row(f"{count:,} features at once", count / together, "features/s and core", "one by one", single / together)
     report.row("the same one by one", count / single, "features/s and core")
     report.row("json and shapely, nothing checked", count / parsed, "features/s and core", "ours at once",
                together / parsed)  # fmt: skip
     report.finish(arguments.json)
-
-
-def timed(work: Callable[[], Result]) -> tuple[Result, float]:
-    """What the work gives and its seconds of processor time; until it gets no faster."""
-    best = float("inf")
-    while True:
-        began = time.process_time()
-        result = work()
-        best, before = min(best, time.process_time() - began), best
-        if best == before:
-            return result, best
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ stays at the heavy one until it is done, so whoever takes over does what passed 
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from resources.event_log.protocol import Record
@@ -32,8 +32,8 @@ class Turns:
         self._heavy = heavy
         self._waiting: dict[Partition, deque[Record]] = {}
         """Of each partition that waits, its records in order: a heavy one first."""
-        self._keys: dict[Partition, Counter[str]] = {}
-        """How many records of each key wait."""
+        self._keys: dict[Partition, set[str]] = {}
+        """Keys of what waits."""
         self._read: dict[Partition, int] = {}
         """The offset behind the last record that was read."""
         self._told: dict[Partition, int] = {}
@@ -112,8 +112,8 @@ class Turns:
     def _put(self, record: Record) -> None:
         where = record.topic, record.partition
         self._waiting.setdefault(where, deque()).append(record)
-        keys = self._keys.setdefault(where, Counter())
+        keys = self._keys.setdefault(where, set())
         if record.key is not None:
-            keys[record.key] += 1
+            keys.add(record.key)
         self._records += 1
         self._bytes += len(record.value or b"")
